@@ -4,15 +4,37 @@
 
 #include <mpi.h>
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "backends/mpi/library.h"
-#include "backends/mpi/reduce_ops.h"
 #include "tessera/comm/native_collectives.h"
+#include "tessera/comm/types.h"
 
 namespace tessera::comm::mpi {
+
+/// f16, bf16 and bool are transferred as integers of their size: only this library's operations compute with them.
+MPI_Datatype mpi_type(DType dtype) noexcept;
+
+/// Reduce operations, nearly all implemented by this library: MPI has no 16-bit floats, and its minimum and maximum may
+/// lose a NaN; MPICH 4.0 compares unsigned integers as signed ones, and Open MPI 4.1 adds bytes without wrapping.
+/// Created on first use, under the engine's lock.
+class MpiReduceOps {
+ public:
+  /// `kind`: sum, prod, min, max or one of the bits.
+  MPI_Op of(ReduceOp::Kind kind, DType dtype) noexcept;
+  /// Frees the created operations.
+  void free() noexcept;
+
+ private:
+  std::array<std::array<MPI_Op, kReduceKinds>, kDTypes.size()> own_ = [] {  // by type and kind
+    decltype(own_) none;
+    for (auto& row : none) row.fill(MPI_OP_NULL);
+    return none;
+  }();
+};
 
 /// Maximum of one MPI call, in bytes of the larger buffer: counts of MPI are int, and some of its collectives compute
 /// with int internally.
@@ -28,7 +50,7 @@ class MpiCollectives final : public NativeCollectives {
     std::function<void(const std::string& why)> failed;
     std::function<void()> abandoned;  ///< MPI must not be called from now on
   };
-  explicit MpiCollectives(Settings settings);
+  explicit MpiCollectives(Settings settings) : settings_(std::move(settings)) {}
   ~MpiCollectives() = default;
   MpiCollectives(const MpiCollectives&) = delete;
   MpiCollectives& operator=(const MpiCollectives&) = delete;

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <mutex>
 
-#include "backends/mpi/lifetime.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/core/progress.h"

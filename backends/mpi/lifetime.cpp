@@ -1,4 +1,4 @@
-#include "backends/mpi/lifetime.h"
+#include "backends/mpi/library.h"
 
 #include <mpi.h>
 #include <unistd.h>
@@ -10,7 +10,6 @@
 #include <thread>
 #include <utility>
 
-#include "backends/mpi/library.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/base/process.h"

@@ -1,24 +1,54 @@
 #include "backends/mpi/link.h"
 
+#include <poll.h>
 #include <sched.h>
+#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <optional>
 #include <utility>
 
+#include "tessera/base/error.h"
 #include "tessera/base/fp_environment.h"
 
 namespace tessera::comm::mpi {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr int kAmTag = 0;       // bulk uses the other tags
-constexpr auto kPatience = 1s;  // for a message in flight that is cancelled
-constexpr auto kClosing = 5s;   // for the last active messages
+constexpr std::chrono::nanoseconds kShortest = 20us;
+constexpr int kMaxDoublings = 5;
+constexpr auto kYieldTime = 1s;  // after this a peer is probably late, and the shortest naps suffice
+constexpr int kAmTag = 0;        // bulk uses the other tags
+constexpr auto kPatience = 1s;   // for a message in flight that is cancelled
+constexpr auto kClosing = 5s;    // for the last active messages
 constexpr int kAmsPerPoll = 16;
 
 }  // namespace
+
+PollingWaiter::PollingWaiter() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (!wake_fd_) throw system_error("mpi: eventfd");
+}
+
+bool PollingWaiter::arm() noexcept {
+  eventfd_t wakes = 0;
+  ::eventfd_read(wake_fd_.get(), &wakes);
+  if (naps_ < 4 * kMaxDoublings && !collective_in_flight_) ++naps_;
+  if (collective_in_flight_ && waiting_since_ == Clock::time_point{}) waiting_since_ = Clock::now();
+  yields_ = collective_in_flight_ && Clock::now() - waiting_since_ < kYieldTime;
+  return true;
+}
+
+void PollingWaiter::sleep(std::chrono::nanoseconds at_most) noexcept {
+  if (yields_) return void(::sched_yield());
+  const auto nap = kShortest * (1 << std::min(naps_ / 4, kMaxDoublings));
+  const timespec limit{0, static_cast<long>(std::clamp<std::chrono::nanoseconds>(at_most, 0ns, nap).count())};
+  pollfd entry{wake_fd_.get(), POLLIN, 0};
+  ::ppoll(&entry, 1, &limit, nullptr);
+}
+
+void PollingWaiter::wake() noexcept { ::eventfd_write(wake_fd_.get(), 1); }
 
 MpiLink::MpiLink(Bootstrap& bootstrap, TransportEvents& world, LinkEvents& events, std::chrono::milliseconds timeout,
                  std::size_t max_chunk)
@@ -37,8 +67,6 @@ MpiLink::MpiLink(Bootstrap& bootstrap, TransportEvents& world, LinkEvents& event
   if (ranks_.comm == MPI_COMM_NULL) return;
   for (std::size_t i = 0; i < kReceives; ++i) post_receive(i);
 }
-
-MpiLink::~MpiLink() { close(CloseMode::abortive); }
 
 /// False, permanently, after MPI has failed.
 bool MpiLink::good(int code) noexcept {
@@ -109,10 +137,6 @@ bool MpiLink::receive_ams() noexcept {
   }
   return moved;
 }
-
-void MpiLink::send_bulk(Message& message, std::uint64_t slot) noexcept { start_bulk(message, slot, false); }
-
-void MpiLink::receive_bulk(Message& message, std::uint64_t slot) noexcept { start_bulk(message, slot, true); }
 
 void MpiLink::start_bulk(Message& message, std::uint64_t slot, bool receives) noexcept {
   if (!failure_.empty()) return;

@@ -5,6 +5,7 @@
 #include <mpi.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -12,23 +13,53 @@
 
 #include "backends/mpi/collectives.h"
 #include "backends/mpi/library.h"
-#include "backends/mpi/waiter.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/core/progress.h"
 #include "tessera/comm/link.h"
 
 namespace tessera::comm::mpi {
+
+// MPI offers no event to sleep on, so threads take short naps that grow while nothing happens. A collective of MPI
+// advances only while it is tested and does not report its progress: while one is in flight, waiting threads only yield
+// the core.
+
+class PollingWaiter final : public ProgressWaiter {
+ public:
+  PollingWaiter();
+  bool arm() noexcept override;
+  void sleep(std::chrono::nanoseconds at_most) noexcept override;
+  void wake() noexcept override;
+  /// Progress was made: the next nap is short. Under the engine's lock.
+  void on_progress() noexcept {
+    naps_ = 0;
+    waiting_since_ = {};
+  }
+  /// Sets whether a collective of MPI is in flight. Under the engine's lock.
+  void set_collective_in_flight(bool on) noexcept {
+    collective_in_flight_ = on;
+    if (!on) waiting_since_ = {};
+  }
+
+ private:
+  UniqueFd wake_fd_;
+  std::atomic<int> naps_{0};  ///< consecutive naps
+  bool collective_in_flight_ = false;
+  Clock::time_point waiting_since_;  ///< since threads wait
+  std::atomic<bool> yields_{false};
+};
 
 class MpiLink final : public Link {
  public:
   /// Collective; throws as open_ranks().
   MpiLink(Bootstrap& bootstrap, TransportEvents& world, LinkEvents& events, std::chrono::milliseconds timeout,
           std::size_t max_chunk);
-  ~MpiLink() override;
+  ~MpiLink() override { close(CloseMode::abortive); }
 
   std::size_t longest_payload() const noexcept override { return kMaxPayload; }
   bool can_send_eager() const noexcept override { return sending_.size() < kMaxAms; }
   void send_am(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override;
-  void send_bulk(Message& message, std::uint64_t slot) noexcept override;
-  void receive_bulk(Message& message, std::uint64_t slot) noexcept override;
+  void send_bulk(Message& message, std::uint64_t slot) noexcept override { start_bulk(message, slot, false); }
+  void receive_bulk(Message& message, std::uint64_t slot) noexcept override { start_bulk(message, slot, true); }
   CancelResult cancel_bulk(Message& message) noexcept override;
   bool poll(bool with_health_check) noexcept override;
   ProgressWaiter& waiter() noexcept override { return waiter_; }

@@ -6,7 +6,9 @@
 #include <nccl.h>
 
 #include <cstdlib>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "backends/nccl/tree_kernels.h"
 #include "tessera/comm/base_names.h"
@@ -114,5 +116,22 @@ std::string version_text(int code);
 
 /// Returns why `api` can't be used on this machine (its version, or no device), or "".
 std::string unusable(const NcclApi& api);
+
+/// NCCL allows several ranks on one GPU only with settings of its own.
+struct NcclSetting {
+  std::string name, value;
+};
+
+/// Whether two ranks name the same GPU.
+bool share_gpu(std::span<const std::string> gpus);
+
+/// What NCCL of this version needs where ranks share a GPU. From 2.30 on it supports them. An older one refuses two
+/// ranks with one GPU unless they seem to be on different hosts; their data then passes through sockets.
+/// `one_host`: all ranks are on one, so that the sockets are the loopback's.
+std::vector<NcclSetting> settings_for_shared_gpu(int version, int rank, bool one_host);
+
+/// Sets the environment variables that the program's user has not set. Before the first call that reads them, which is
+/// ncclGetUniqueId() on rank 0.
+void allow_shared_gpu(const NcclApi& api, int rank, bool one_host);
 
 }  // namespace tessera::comm::nccl

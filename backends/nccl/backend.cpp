@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "backends/nccl/nccl_group.h"
-#include "backends/nccl/shared_gpu.h"
 #include "tessera/base/device_stream.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"

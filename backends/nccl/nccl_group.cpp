@@ -3,14 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
-#include <span>
 
-#include "backends/nccl/ordered_reduce.h"
 #include "tessera/base/checksum.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
-#include "tessera/comm/core/format.h"
-#include "tessera/comm/core/read_plan.h"
+#include "tessera/comm/core/op_traits.h"
 
 namespace tessera::comm::nccl {
 namespace {

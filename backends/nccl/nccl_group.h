@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "backends/nccl/calls.h"
+#include "backends/nccl/registered_memory.h"
 #include "backends/nccl/stream_group.h"
-#include "backends/nccl/symmetric_allocator.h"
 #include "tessera/comm/core/split.h"
 
 namespace tessera::comm::nccl {

@@ -1,10 +1,8 @@
-#include "backends/nccl/ordered_reduce.h"
 
 #include <cmath>
 
+#include "backends/nccl/calls.h"
 #include "backends/nccl/cuda_objects.h"
-#include "backends/nccl/group_call.h"
-#include "backends/nccl/reduce_op.h"
 #include "tessera/comm/core/op_traits.h"
 
 namespace tessera::comm::nccl {

@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "backends/nccl/abandoned_streams.h"
 #include "backends/nccl/api.h"
 #include "backends/nccl/call_threads.h"
+#include "backends/nccl/operation.h"
 #include "backends/nccl/registered_memory.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/core/control_peer_monitor.h"

@@ -17,10 +17,8 @@
 
 #include "backends/nccl/nccl_comm.h"
 #include "backends/nccl/operation.h"
-#include "backends/nccl/operation_stream.h"
 #include "backends/nccl/runtime.h"
 #include "tessera/comm/completion_poller.h"
-#include "tessera/comm/core/call_verifier.h"
 #include "tessera/comm/core/group_core.h"
 
 namespace tessera::comm::nccl {

@@ -1,4 +1,4 @@
-#include "backends/nccl/symmetric_allocator.h"
+#include "backends/nccl/registered_memory.h"
 
 #include <algorithm>
 #include <span>

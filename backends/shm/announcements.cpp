@@ -1,11 +1,10 @@
-#include "backends/shm/announcements.h"
+#include "backends/shm/collective_buffers.h"
 
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/core/call_verifier.h"
-#include "tessera/comm/core/format.h"
 #include "tessera/comm/core/group_core.h"
+#include "tessera/comm/core/op_traits.h"
 
 namespace tessera::comm::shm {
 namespace {

@@ -2,13 +2,16 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backends/shm/control_block.h"
 #include "backends/shm/runtime.h"
+#include "tessera/comm/core/group_core.h"
 #include "tessera/comm/core/operation.h"
-#include "tessera/comm/core/traffic_counters.h"
+#include "tessera/comm/failure.h"
 #include "tessera/comm/transport/cma.h"
 
 namespace tessera::comm::shm {
@@ -76,6 +79,35 @@ class MemberBlocks {
   Buffer head_;
   Buffer slots_;
   std::vector<ControlBlock> blocks_;
+};
+
+/// How a rank learns from shared memory that a peer has failed, died or left, and how far it is.
+class SharedPeerMonitor {
+ public:
+  explicit SharedPeerMonitor(const MemberBlocks& members) : members_(members) {}
+
+  /// True if a peer has published a failure on this communicator. Inline, since every call asks.
+  bool any_failure() const noexcept {
+    for (int k = 0; k < members_.size(); ++k)
+      if (k != members_.rank() && members_.of(k).head().failure.state.load() != 0) return true;
+    return false;
+  }
+  /// The failure that a peer has published on this communicator, if any.
+  std::optional<Failure> published_failure() const;
+  /// Publishes this rank's failure, which is the first.
+  void publish(const Failure& failure) const noexcept;
+
+  /// "died (process 12)"; "" while the peer lives.
+  std::string death(int member) const;
+  bool has_left(int member) const { return members_.record(member).left.load() != 0; }
+  /// Its first failure, if it has left after one.
+  std::string first_failure_cause(int member) const { return members_.record(member).first_failure_cause.data(); }
+
+  /// Asks all members for a sign of life. False: the member does not respond in time.
+  std::vector<bool> ping_all() const;
+
+ private:
+  const MemberBlocks& members_;
 };
 
 }  // namespace tessera::comm::shm

@@ -8,7 +8,6 @@
 
 #include "backends/shm/member_blocks.h"
 #include "backends/shm/operation.h"
-#include "backends/shm/store_choice.h"
 #include "tessera/base/memory_tracker.h"
 
 namespace tessera::comm::shm {

@@ -10,7 +10,7 @@
 
 #include "backends/shm/shm_group.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/kernels/reduce_task.h"
+#include "tessera/comm/kernels/reduce.h"
 #include "tessera/comm/schedule.h"
 #include "tessera/comm/transport/cma.h"
 

@@ -4,7 +4,8 @@
 #include <atomic>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/core/format.h"
+#include "tessera/comm/core/op_traits.h"
+#include "tessera/comm/kernels/reduce.h"
 
 namespace tessera::comm::shm {
 
@@ -15,10 +16,11 @@ ShmGroup::ShmGroup(std::shared_ptr<ShmRuntime> runtime, int rank, std::vector<in
       blocks_(*runtime_, rank, this->members(), std::move(memory_tracker), traffic_),
       buffers_(blocks_),
       announcements_(blocks_, buffers_),
-      eager_(blocks_),
       tiled_(blocks_, buffers_),
       messages_(*this, blocks_),
-      monitor_(blocks_) {}
+      monitor_(blocks_),
+      sources_(this->members().size()),
+      factors_(sources_.size()) {}
 
 ShmGroup::~ShmGroup() {
   ShmRuntime::RetiredBlock retired = blocks_.retire();
@@ -26,10 +28,6 @@ ShmGroup::~ShmGroup() {
   messages_.retire(retired);
   runtime_->retire(std::move(retired));
 }
-
-void ShmGroup::connect(std::span<const MemberBlocks::Offsets> offsets) { blocks_.connect(offsets); }
-
-void ShmGroup::close() noexcept { finish_operations(); }
 
 ShmOperation& ShmGroup::prepare(const OpDesc& call, bool internal) {
   throw_if_failed();
@@ -42,7 +40,7 @@ ShmOperation& ShmGroup::prepare(const OpDesc& call, bool internal) {
   ShmOperation& op = acquire<ShmOperation>(blocks_);
   if (size() == 1) {
     op.reset(call, 0);
-    eager_.run(op);
+    run_eager(op);
     op.state.store(Operation::succeeded);
     return op;
   }
@@ -163,7 +161,7 @@ bool ShmGroup::advance_collective(ShmOperation& op) {
     if (!op.eager) tiled_.begin(op);
   }
   if (op.eager)
-    eager_.run(op);
+    run_eager(op);
   else if (moved |= tiled_.advance(op); op.stage != Stage::done)
     return moved;
   // A peer may have failed after its call. Its buffer is its caller's again, who may have written into what this rank
@@ -171,6 +169,35 @@ bool ShmGroup::advance_collective(ShmOperation& op) {
   if (adopt_peer_failure()) return true;
   complete(collectives_.pop(), Operation::succeeded);
   return true;
+}
+
+/// The eager algorithm for small collectives: the announcement carries the payload, so one exchange suffices. Reduces
+/// or copies the payloads of all ranks that `op` awaits, which have arrived.
+void ShmGroup::run_eager(const ShmOperation& op) {
+  const OpDesc& call = op.call;
+  if (call.kind == OpKind::barrier) return;
+  const std::size_t element = size_of(call.in.dtype);
+  for (int k = 0; k < size(); ++k) blocks_.count_sent(op, k, op.layout.sent_slice(k).count * element);
+  const auto payload = [&](int k) {
+    return k == rank() ? static_cast<const std::byte*>(call.in.data)
+                       : static_cast<const std::byte*>(blocks_.of(k).slot(op.sequence).payload);
+  };
+  auto* out = static_cast<std::byte*>(call.out.data);
+  if (op.layout.reduces()) {
+    const Slice whole = op.layout.read_slice(rank());
+    if (whole.count == 0) return;
+    for (int k = 0; k < size(); ++k) sources_[static_cast<std::size_t>(k)] = payload(k) + whole.offset * element;
+    blocks_.read_factors(op, factors_);
+    reduce_tree(call.op, call.in.dtype, sources_, factors_, out + op.layout.output_offset(rank()) * element,
+                whole.count);
+    return;
+  }
+  for (int k = 0; k < size(); ++k) {
+    const Slice whole = op.layout.read_slice(k);
+    if (whole.count == 0) continue;
+    copy_bytes(out + op.layout.output_offset(k) * element, payload(k) + whole.offset * element, whole.count * element,
+               false);
+  }
 }
 
 bool ShmGroup::adopt_peer_failure() noexcept {

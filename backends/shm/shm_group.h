@@ -10,12 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include "backends/shm/announcements.h"
 #include "backends/shm/collective_buffers.h"
-#include "backends/shm/eager_collective.h"
 #include "backends/shm/member_blocks.h"
 #include "backends/shm/operation.h"
-#include "backends/shm/peer_monitor.h"
 #include "backends/shm/point_to_point.h"
 #include "backends/shm/tiled_collective.h"
 #include "tessera/comm/core/polled_group.h"
@@ -29,18 +26,20 @@ class ShmGroup final : public PolledGroup {
            std::shared_ptr<MemoryTracker> memory_tracker);
   ~ShmGroup() override;
   MemberBlocks::Offsets own_offsets() const { return blocks_.own_offsets(); }
-  void connect(std::span<const MemberBlocks::Offsets> offsets);
+  void connect(std::span<const MemberBlocks::Offsets> offsets) { blocks_.connect(offsets); }
   /// Accepts no more operations and waits for those in flight.
-  void close() noexcept;
+  void close() noexcept { finish_operations(); }
 
   /// The operation of a call, for launch(). `internal`: of the library itself.
   ShmOperation& prepare(const OpDesc& call, bool internal);
-  Work start_batch(std::span<const OpDesc> parts, bool internal);
+  Work start(const OpDesc& call) { return launch(prepare(call, false)); }
+  Work start_batch(std::span<const OpDesc> parts, bool internal = false);
   /// Memory that the members read without a copy.
   Buffer allocate_scratch(std::size_t bytes) const;
   void read_traffic(TrafficStats& stats) const override;
   std::string_view last_algorithm() const noexcept { return last_algorithm_; }
   ShmRuntime& runtime() const noexcept { return *runtime_; }
+  const Capabilities& capabilities() const noexcept { return runtime_->capabilities(); }
   const std::shared_ptr<ShmRuntime>& shared_runtime() const noexcept { return runtime_; }
 
   /// Does a bounded amount of work. True if anything progressed.
@@ -60,6 +59,7 @@ class ShmGroup final : public PolledGroup {
   bool accept_submitted() noexcept;
   bool advance_first();
   bool advance_collective(ShmOperation& op);
+  void run_eager(const ShmOperation& op);
   void send_failure(const Failure& failure) noexcept override;
   void fail_operations(bool first) noexcept override;
   bool check_health() noexcept;
@@ -74,10 +74,11 @@ class ShmGroup final : public PolledGroup {
   CollectiveBuffers buffers_;
   Announcements announcements_;
   OperationQueue<ShmOperation> collectives_;
-  EagerCollective eager_;
   TiledCollective tiled_;
   PointToPoint messages_;
   SharedPeerMonitor monitor_;
+  std::vector<const void*> sources_;  ///< of run_eager(), by member
+  std::vector<double> factors_;       ///< likewise, of premul_sum
 };
 
 }  // namespace tessera::comm::shm

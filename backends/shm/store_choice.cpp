@@ -1,4 +1,4 @@
-#include "backends/shm/store_choice.h"
+#include "backends/shm/operation.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "backends/tcp/epoll_waiter.h"
+#include "backends/tcp/transport.h"
 
 #include <poll.h>
 #include <sys/epoll.h>

@@ -1,4 +1,4 @@
-#include "backends/tcp/interface.h"
+#include "backends/tcp/mesh_connector.h"
 
 #include <ifaddrs.h>
 #include <net/if.h>

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "backends/tcp/frame_decoder.h"
 #include "backends/tcp/mesh_connector.h"
 #include "backends/tcp/receive_queue.h"
 #include "backends/tcp/send_queue.h"

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "backends/tcp/frame.h"
-#include "backends/tcp/frame_seal.h"
 #include "backends/tcp/object_pool.h"
 
 namespace tessera::comm::tcp {

@@ -7,18 +7,61 @@
 // between threads, and no wake-up per message. frame.h describes the headers and the eager protocol.
 #pragma once
 
+#include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
-#include "backends/tcp/epoll_waiter.h"
+#include "backends/tcp/mesh_connector.h"
 #include "backends/tcp/peer_connection.h"
 #include "backends/tcp/tcp_options.h"
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/core/progress.h"
 #include "tessera/comm/registry.h"
 #include "tessera/comm/transport.h"
 
 namespace tessera::comm::tcp {
 
-struct ConnectionMesh;
+/// Puts threads of a rank to sleep until a socket is ready.
+class EpollWaiter final : public ProgressWaiter {
+ public:
+  EpollWaiter();  ///< throws SystemError
+  bool arm() noexcept override;
+  void sleep(std::chrono::nanoseconds at_most) noexcept override;
+  void wake() noexcept override;
+
+  /// Sleep at most a millisecond at a time, since more is awaited than the events of the set.
+  void keep_short(bool on) noexcept { short_.store(on); }
+  /// The set of sockets whose events end a sleep.
+  int epoll() const noexcept { return epoll_.get(); }
+
+ private:
+  void signal() noexcept;
+
+  const UniqueFd epoll_;
+  const UniqueFd woken_;  // an eventfd: readable from wake() until no thread sleeps any more
+  std::atomic<std::uint32_t> wakes_{0};
+  std::atomic<std::uint32_t> sleeping_{0};
+  std::atomic<bool> short_{false};
+};
+
+/// The connections between all ranks of a world.
+struct ConnectionMesh {
+  std::unique_ptr<MeshConnector> connector;              ///< makes the connections on demand; null: all are made
+  std::vector<std::vector<MeshConnection>> connections;  ///< by rank and stream; empty for the rank itself
+  std::vector<FrameCodes> codes;                         ///< by rank: of the frames in both directions
+  std::string address;                                   ///< the address that this rank listens on
+};
+
+/// Collective. Every rank listens on a port of its own and publishes it through the bootstrap; if the settings connect
+/// at the start, the lower of two ranks then connects to the higher. Both ends of a connection authenticate with the
+/// world's token; a connection that fails this is closed and does not disturb the ranks. `tls`: encrypts them; may be
+/// null. Throws InvalidUsage (a rank's settings; on all ranks), Timeout naming the unreachable ranks, PeerLost,
+/// SystemError.
+ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, std::chrono::milliseconds timeout,
+                            const TlsContext* tls);
 
 class TcpTransport final : public Transport {
  public:

@@ -13,7 +13,6 @@
 #include "tessera/comm/registry.h"
 #include "tessera/comm/tag_matching_transport.h"
 #include "tessera/comm/transport/cma.h"
-#include "tessera/comm/transport/cma_link.h"
 
 namespace tessera::comm::ucx {
 namespace {

@@ -1,9 +1,12 @@
 #include "backends/ucx/link.h"
 
+#include <poll.h>
 #include <sched.h>
+#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <initializer_list>
 #include <optional>
 #include <utility>
@@ -16,11 +19,14 @@ namespace tessera::comm::ucx {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr unsigned kAmId = 0;      // the id of our active message
-constexpr int kSlotBits = 44;      // a tag is the sender's rank and the slot
-constexpr auto kPatience = 1s;     // for a message in flight that is cancelled
-constexpr auto kClosing = 5s;      // for peers that close at the same time
-constexpr int kStepsPerPoll = 16;  // of UCX's progress
+// Two threads of one rank may sleep here, and one may consume the wake-up that was meant for both.
+constexpr std::chrono::nanoseconds kMaxSleep = 10ms;
+constexpr std::chrono::nanoseconds kNap = 50us;  // if nothing would wake the thread
+constexpr unsigned kAmId = 0;                    // the id of our active message
+constexpr int kSlotBits = 44;                    // a tag is the sender's rank and the slot
+constexpr auto kPatience = 1s;                   // for a message in flight that is cancelled
+constexpr auto kClosing = 5s;                    // for peers that close at the same time
+constexpr int kStepsPerPoll = 16;                // of UCX's progress
 
 std::string text_of(ucs_status_t status) { return ucs_status_string(status); }
 
@@ -62,6 +68,29 @@ ucp_config_t* read_config(bool one_host) {
 }
 
 }  // namespace
+
+UcpWaiter::UcpWaiter(ucp_worker_h worker, const int& unsent)
+    : worker_(worker), unsent_(unsent), wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (!wake_fd_) throw system_error("ucx: eventfd");
+  if (ucp_worker_get_efd(worker, &worker_fd_) != UCS_OK) worker_fd_ = -1;  // poll() skips negative ones
+}
+
+bool UcpWaiter::arm() noexcept {
+  eventfd_t wakes = 0;
+  ::eventfd_read(wake_fd_.get(), &wakes);
+  nap_ = worker_ == nullptr || worker_fd_ < 0 || unsent_ > 0;
+  if (nap_) return true;
+  return ucp_worker_arm(worker_) != UCS_ERR_BUSY;  // busy: data has arrived
+}
+
+void UcpWaiter::sleep(std::chrono::nanoseconds at_most) noexcept {
+  const auto time = std::clamp<std::chrono::nanoseconds>(at_most, 0ns, nap_ ? kNap : kMaxSleep);
+  const timespec limit{0, static_cast<long>(time.count())};
+  pollfd entries[] = {{worker_fd_, POLLIN, 0}, {wake_fd_.get(), POLLIN, 0}};
+  ::ppoll(entries, 2, &limit, nullptr);
+}
+
+void UcpWaiter::wake() noexcept { ::eventfd_write(wake_fd_.get(), 1); }
 
 bool may_share_memory() {
   const std::string transports = read_foreign_env("UCX_TLS").value_or("all");
@@ -139,8 +168,6 @@ void UcxLink::on_peer_error(void* arg, ucp_ep_h, ucs_status_t status) {
   const UcpPeer& peer = *static_cast<UcpPeer*>(arg);
   peer.link->events_.peer_lost(peer.rank, "ucx: " + text_of(status));
 }
-
-UcxLink::~UcxLink() { destroy(); }
 
 void UcxLink::destroy() noexcept {
   if (waiter_) waiter_->stop();

@@ -4,14 +4,35 @@
 
 #include <ucp/api/ucp.h>
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <vector>
 
-#include "backends/ucx/waiter.h"
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/core/progress.h"
 #include "tessera/comm/link.h"
 
 namespace tessera::comm::ucx {
+
+/// Sleeps until data arrives at a worker or wake() is called.
+class UcpWaiter final : public ProgressWaiter {
+ public:
+  /// The worker outlives the waiter, or stop() is called before. `unsent` counts what the worker still has to send: UCX
+  /// gives no wake-up when it could continue.
+  UcpWaiter(ucp_worker_h worker, const int& unsent);
+  bool arm() noexcept override;
+  void sleep(std::chrono::nanoseconds at_most) noexcept override;
+  void wake() noexcept override;
+  void stop() noexcept { worker_ = nullptr; }
+
+ private:
+  ucp_worker_h worker_;
+  const int& unsent_;
+  std::atomic<bool> nap_{false};
+  int worker_fd_ = -1;  ///< the worker's
+  UniqueFd wake_fd_;
+};
 
 /// Whether UCX_TLS permits shared memory ("all", "sm,self", "^ib").
 bool may_share_memory();
@@ -20,7 +41,7 @@ class UcxLink final : public Link {
  public:
   /// Collective. Throws BackendError, and what the bootstrap throws.
   UcxLink(Bootstrap& bootstrap, LinkEvents& events);
-  ~UcxLink() override;
+  ~UcxLink() override { destroy(); }
 
   std::size_t longest_payload() const noexcept override { return kMaxPayload; }
   bool can_send_eager() const noexcept override { return pending_ams_ < kMaxAms; }

@@ -4,15 +4,14 @@
 #include <exception>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/parse.h"
 #include "tessera/base/thread.h"
 #include "tessera/comm/bootstrap/rendezvous.h"
+#include "tessera/comm/bootstrap/secure_stream.h"
 #include "tessera/comm/bootstrap/thread_bootstrap.h"
-#include "tessera/comm/bootstrap/tls_context.h"
 #include "tessera/comm/core/argument_checker.h"
 #include "tessera/comm/core/env_variables.h"
 #include "tessera/comm/core/worlds.h"

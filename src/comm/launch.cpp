@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <vector>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "tessera/comm/core/active_groups.h"
+#include "tessera/comm/core/progress.h"
 #include "tests/comm/support.h"
 
 namespace tessera::comm_test {

@@ -1,15 +1,13 @@
 // The tree that carries the control channels of a large world.
-#include "tessera/comm/bootstrap/control_tree.h"
 
 #include <map>
 #include <set>
 #include <thread>
 
 #include "tessera/comm/bootstrap/address.h"
-#include "tessera/comm/bootstrap/published_address.h"
+#include "tessera/comm/bootstrap/control_plane.h"
+#include "tessera/comm/bootstrap/secure_stream.h"
 #include "tessera/comm/bootstrap/thread_bootstrap.h"
-#include "tessera/comm/bootstrap/tls_context.h"
-#include "tessera/comm/bootstrap/tree_links.h"
 #include "tests/comm/control_ranks.h"
 #include "tests/comm/rendezvous.h"
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <mutex>
 
-#include "tessera/comm/bootstrap/published_address.h"
+#include "tessera/comm/bootstrap/address.h"
 #include "tessera/comm/bootstrap/thread_bootstrap.h"
 #include "tessera/comm/rendezvous_store.h"
 #include "tests/comm/rendezvous.h"

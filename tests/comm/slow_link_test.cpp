@@ -9,8 +9,7 @@
 #include <numeric>
 #include <thread>
 
-#include "tessera/comm/slow_link/latest_times.h"
-#include "tessera/comm/slow_link/port_use.h"
+#include "tessera/comm/slow_link/ports.h"
 #include "tests/comm/support.h"
 
 namespace tessera::comm_test {

@@ -1,7 +1,7 @@
 // TagMatchingTransport over a link that delivers at random times and in random order. One thread polls all ranks.
 #include "tessera/comm/tag_matching_transport.h"
 
-#include "tessera/comm/transport/cma_link.h"
+#include "tessera/comm/transport/cma.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

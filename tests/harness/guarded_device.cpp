@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/kernels/device_reduce.h"
 #include "tessera/comm/kernels/reduce.h"
 #include "tests/harness/guarded_streams.h"
 

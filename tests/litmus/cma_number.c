@@ -2,10 +2,10 @@
 // number to 0 before the owner of the memory may write there again. The kernel's loads are those of the thread that
 // calls it.
 //
-// mirrors src/comm/transport/cma_link.cpp: send.number.store(0);
-// mirrors src/comm/transport/cma_link.cpp: std::atomic_thread_fence(std::memory_order_release);
+// mirrors src/comm/transport/cma.cpp: send.number.store(0);
+// mirrors src/comm/transport/cma.cpp: std::atomic_thread_fence(std::memory_order_release);
 // mirrors src/comm/transport/cma.cpp: std::atomic_thread_fence(std::memory_order_acquire);
-// mirrors src/comm/transport/cma_link.cpp: if (alive && number != receive.address.number) {
+// mirrors src/comm/transport/cma.cpp: if (alive && number != receive.address.number) {
 //
 // Controls: 1 no fence at the sender; 2 none at the receiver; 3 the memory is written before the number.
 #include "litmus.h"

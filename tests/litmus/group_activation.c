@@ -3,8 +3,8 @@
 //
 // mirrors src/comm/core/polled_group.cpp: engine_.active_groups().activate(*this);
 // mirrors src/comm/core/polled_group.cpp: engine_.wake_waiters();  // the thread that holds the lock may have polled before the submission
-// mirrors src/comm/core/active_groups.h: } while (!activated_.compare_exchange_weak(first, &group));
-// mirrors src/comm/core/active_groups.cpp: if (activated_.load() == nullptr) return;
+// mirrors src/comm/core/progress.h: } while (!activated_.compare_exchange_weak(first, &group));
+// mirrors src/comm/core/progress.cpp: if (activated_.load() == nullptr) return;
 // mirrors src/comm/core/progress.cpp: const std::unique_lock lock(mutex_, std::try_to_lock);
 //
 // Controls: 1 the group is pushed with release order; 2 the list is loaded relaxed; 3 nothing rings.

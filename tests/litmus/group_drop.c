@@ -1,10 +1,10 @@
 // A poll drops a group that is idle while a thread begins an operation on it: the group stays listed, or is activated
 // anew, and its link has one writer at a time.
 //
-// mirrors src/comm/core/active_groups.h: if (group.listed_.load() || group.listed_.exchange(true)) return;
-// mirrors src/comm/core/active_groups.cpp: ActiveGroup* const next = group.next_;  // once it is not listed, another thread may write it
-// mirrors src/comm/core/active_groups.cpp: group.listed_.store(false);
-// mirrors src/comm/core/active_groups.cpp: if (group.any_in_flight() && !group.listed_.exchange(true)) {
+// mirrors src/comm/core/progress.h: if (group.listed_.load() || group.listed_.exchange(true)) return;
+// mirrors src/comm/core/progress.cpp: ActiveGroup* const next = group.next_;  // once it is not listed, another thread may write it
+// mirrors src/comm/core/progress.cpp: group.listed_.store(false);
+// mirrors src/comm/core/progress.cpp: if (group.any_in_flight() && !group.listed_.exchange(true)) {
 //
 // Controls: 1 `listed_` is cleared with release order; 2 the operation is counted relaxed; 3 the operations are loaded
 // with acquire order; 4 `listed_` is loaded with acquire order; 5 the link is read after `listed_` is cleared.

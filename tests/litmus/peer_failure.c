@@ -2,11 +2,11 @@
 // failure and ends the operation, and the caller writes into the memory. The reader looks for a failure after it has
 // read.
 //
-// mirrors backends/shm/peer_monitor.cpp: record.state.store(1);
+// mirrors backends/shm/member_blocks.cpp: record.state.store(1);
 // mirrors src/comm/core/polled_group.cpp: op.state.store(state);
 // mirrors src/comm/core/operation.cpp: std::atomic_thread_fence(std::memory_order_release);
 // mirrors backends/shm/shm_group.cpp: std::atomic_thread_fence(std::memory_order_acquire);  // what this rank has read was read before
-// mirrors backends/shm/peer_monitor.h: members_.of(k).head().failure.state.load() != 0
+// mirrors backends/shm/member_blocks.h: members_.of(k).head().failure.state.load() != 0
 //
 // Controls: 1 no fence in the caller's thread; 2 none at the reader; 3 the operation ends before the failure is
 // published.

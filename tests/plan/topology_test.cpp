@@ -6,7 +6,7 @@
 #include <array>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/slow_link/port_use.h"
+#include "tessera/comm/slow_link/ports.h"
 #include "tests/plan/schedule_run.h"
 
 namespace tessera::plan {

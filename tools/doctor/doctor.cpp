@@ -14,7 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/json/json_reader.h"
 #include "tessera/comm/bootstrap/address.h"
-#include "tessera/comm/bootstrap/host_id.h"
+#include "tessera/comm/bootstrap/rendezvous_file.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"

@@ -14,7 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/bootstrap/address.h"
-#include "tessera/comm/bootstrap/host_id.h"
+#include "tessera/comm/bootstrap/rendezvous_file.h"
 #include "tools/cli/output.h"
 #include "tools/launch/launcher.h"
 #include "tools/version.h"

@@ -23,7 +23,6 @@
 #include "tessera/base/device/module_loader.h"
 #include "tessera/base/error.h"
 #include "tessera/base/process.h"
-#include "tessera/comm/bootstrap/host_id.h"
 #include "tessera/comm/bootstrap/rendezvous_file.h"
 #include "tools/launch/process.h"
 #include "tools/launch/ranks.h"

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/slow_link/port_use.h"
+#include "tessera/comm/slow_link/ports.h"
 
 namespace tessera::tools {
 

@@ -1,12 +1,10 @@
-// Recursive doubling: groups of one or two ranks (sum_tree.h) exchange all they have with the group at distance 1, then
-// 2, 4, ...; with a power of two of ranks, each rank is its own group. In a group of two, one rank first sends its data
-// to the other and finally receives the result from it.
+// Recursive doubling: groups of one or two ranks (schedule_builder.h) exchange all they have with the group at distance
+// 1, then 2, 4, ...; with a power of two of ranks, each rank is its own group. In a group of two, one rank first sends
+// its data to the other and finally receives the result from it.
 #include <algorithm>
 #include <bit>
 
 #include "tessera/comm/algorithms/algorithms.h"
-#include "tessera/comm/algorithms/operand.h"
-#include "tessera/comm/algorithms/sum_tree.h"
 
 namespace tessera::comm::schedules {
 

@@ -4,8 +4,6 @@
 #include <functional>
 
 #include "tessera/comm/algorithms/algorithms.h"
-#include "tessera/comm/algorithms/operand.h"
-#include "tessera/comm/algorithms/sum_tree.h"
 
 namespace tessera::comm::schedules {
 namespace {

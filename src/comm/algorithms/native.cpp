@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "tessera/comm/algorithms/operand.h"
+#include "tessera/comm/algorithms/schedule_builder.h"
 
 namespace tessera::comm {
 namespace {

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "tessera/comm/algorithms/algorithms.h"
-#include "tessera/comm/algorithms/operand.h"
 
 namespace tessera::comm::schedules {
 namespace {

@@ -1,6 +1,7 @@
-#include <algorithm>
-
 #include "tessera/comm/algorithms/schedule_builder.h"
+
+#include <algorithm>
+#include <bit>
 
 namespace tessera::comm {
 namespace {
@@ -10,6 +11,10 @@ constexpr std::size_t kSegmentBytes = std::size_t{256} << 10;
 constexpr std::size_t kMaxSteps = 16384;
 
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
+
+int middle(int a, int b) {
+  return static_cast<int>(tree_middle(static_cast<std::size_t>(a), static_cast<std::size_t>(b)));
+}
 
 }  // namespace
 
@@ -141,6 +146,82 @@ Slice parts_of(const CollectiveSpec& spec, const std::vector<std::size_t>& start
   const Slice end = part_of(spec, starts, last - 1);
   const std::size_t offset = part_of(spec, starts, first).offset;
   return {offset, end.offset + end.count - offset};
+}
+
+TreePosition place_in_tree(int ranks, int rank, int root) {
+  TreePosition place;
+  const auto keeper = [root](int a, int b) { return a <= root && root < b ? root : a; };
+  int a = 0;
+  int b = ranks;
+  place.last = ranks;
+  while (b - a > 1) {
+    const int m = middle(a, b);
+    const bool lower = rank < m;
+    const int above = keeper(a, b);
+    const int other_first = lower ? m : a;
+    const int other_last = lower ? b : m;
+    (lower ? b : a) = m;
+    if (above == rank) {
+      place.children.push_back({keeper(other_first, other_last), other_first, other_last, lower});
+    } else if (keeper(a, b) == rank) {
+      place.parent = above;
+      place.first = a;
+      place.last = b;
+    }
+  }
+  return place;
+}
+
+PowerOfTwoGroups::PowerOfTwoGroups(int ranks, int rank) : ranks_(ranks) {
+  levels = std::bit_width(static_cast<unsigned>(ranks)) - 1;
+  int a = 0;
+  int b = ranks;
+  for (int level = levels - 1; level >= 0; --level) {
+    const int m = middle(a, b);
+    const bool upper = rank >= m;
+    (upper ? a : b) = m;
+    group |= (upper ? 1 : 0) << level;
+  }
+  speaks = rank == a;
+  if (b - a == 2) partner = speaks ? a + 1 : a;
+}
+
+int PowerOfTwoGroups::first_rank(int index) const {
+  if (index == count()) return ranks_;
+  int a = 0;
+  int b = ranks_;
+  for (int level = levels - 1; level >= 0; --level) (((index >> level) & 1) != 0 ? a : b) = middle(a, b);
+  return a;
+}
+
+StepId FilledPrefix::ready(Slice slice) const {
+  const std::size_t end = slice.offset + slice.count;
+  const auto found = std::ranges::lower_bound(ends_, end, {}, [](const auto& entry) { return entry.first; });
+  return found == ends_.end() ? last() : found->second;
+}
+
+Operand::Operand(ScheduleBuilder& builder, Target target) : builder_(builder), in_out_(false) {
+  const CollectiveSpec& spec = builder.spec();
+  in_out_ = target == Target::out && spec.in_place;
+  if (spec.reduce != ReduceOp::Kind::premul_sum) return;
+  in_out_ = target == Target::out;
+  const Slice all = everything(spec);
+  product_ = in_out_ ? builder.out(all) : builder.scratch(builder.in(all).bytes);
+  StepId factor_ready = kNoStep;
+  const BufferRegion factor = builder.own_factor(factor_ready);
+  const Segments segments(all, segment_elements(spec, 1));
+  for (std::size_t s = 0; s < segments.count(); ++s) {
+    const BufferRegion from = builder.in(segments[s]);
+    const BufferRegion to = sub_region(product_, from.offset, from.bytes);
+    const StepId earlier = scaled_.last() == kNoStep ? factor_ready : scaled_.last();
+    const Slice segment = segments[s];
+    scaled_.add(segment.offset + segment.count, builder.reduce(ReducePhase::whole, {&from, 1}, to, {earlier}, factor));
+  }
+}
+
+BufferRegion Operand::at(Slice slice) const {
+  const BufferRegion region = builder_.in(slice);
+  return product_.bytes == 0 ? region : sub_region(product_, region.offset, region.bytes);
 }
 
 }  // namespace tessera::comm

@@ -1,8 +1,10 @@
-// Builds one rank's schedule step by step.
+// Builds one rank's schedule step by step: the steps, the rank's own input as an operand of partial sums, and the tree
+// of slices.h as messages, in which ranks exchange data at each node.
 #pragma once
 
 #include <initializer_list>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/schedule.h"
@@ -123,5 +125,88 @@ inline constexpr std::size_t kWindow = 4;
 inline Slice everything(const CollectiveSpec& spec) { return {0, spec.count}; }
 Slice part_of(const CollectiveSpec& spec, const std::vector<std::size_t>& starts, int index);
 Slice parts_of(const CollectiveSpec& spec, const std::vector<std::size_t>& starts, int first, int last);
+
+/// One end of an edge of the tree: a rank, and the ranks first .. last - 1 whose data it sends there.
+struct TreeChild {
+  int rank = 0;
+  int first = 0;
+  int last = 0;
+  bool above = false;  ///< these are higher ranks than those that the parent has covered so far
+};
+
+/// A rank's position in the tree. The node of ranks a .. b is computed by `root` if it is one of them, else by a. With
+/// a power of two of ranks and root 0 this is the binomial tree.
+struct TreePosition {
+  int parent = -1;  ///< -1: this is the root
+  int first = 0;    ///< this rank sends the sum of first .. last - 1 to its parent
+  int last = 0;
+  std::vector<TreeChild> children;  ///< the largest first
+};
+TreePosition place_in_tree(int ranks, int rank, int root);
+
+/// Divides the ranks into 2^levels groups of one or two neighbors, the tree's nodes at that depth, so that exchanges
+/// between groups at distance 1, 2, 4, ... match its nodes exactly. The first rank of a group represents it.
+struct PowerOfTwoGroups {
+  PowerOfTwoGroups(int ranks, int rank);
+
+  int levels = 0;
+  int group = 0;       ///< index of this rank's group
+  bool speaks = true;  ///< this rank represents its group; otherwise it only sends its data to its partner and receives
+                       ///< the result
+  int partner = -1;    ///< the other rank of its group, or -1
+  int count() const { return 1 << levels; }
+  /// The first rank of a group; for count(): the number of ranks.
+  int first_rank(int index) const;
+  /// The rank to exchange with at this level, and whether its group has the higher ranks.
+  int peer(int level) const { return first_rank(group ^ (1 << level)); }
+  bool peer_above(int level) const { return ((group >> level) & 1) == 0; }
+  /// The first of the 2^level groups in this rank's node below `level`.
+  int node(int level) const { return group >> level << level; }
+
+ private:
+  int ranks_;
+};
+
+/// Tracks how far consecutive steps have filled a buffer from its start (or from where they began).
+class FilledPrefix {
+ public:
+  /// `step` fills up to element `end` and waits for the previous entry's step.
+  void add(std::size_t end, StepId step) { ends_.emplace_back(end, step); }
+  StepId last() const { return ends_.empty() ? kNoStep : ends_.back().second; }
+  /// The step after which the whole slice is filled; kNoStep without entries.
+  StepId ready(Slice slice) const;
+
+ private:
+  std::vector<std::pair<std::size_t, StepId>> ends_;
+};
+
+/// The input itself, or premul_sum's product if requested, which is computed first.
+class Operand {
+ public:
+  /// The product is written to `out`, which then must have the same elements (Target::out), or to scratch memory as
+  /// long as the input.
+  enum class Target { out, scratch };
+  Operand(ScheduleBuilder& builder, Target target);
+
+  BufferRegion at(Slice slice) const;
+  StepId ready(Slice slice) const { return scaled_.ready(slice); }
+  const FilledPrefix& progress() const { return scaled_; }
+  /// Whether the operand lies in `out`, which then must not be overwritten before the operand was added.
+  bool in_out() const { return in_out_; }
+
+ private:
+  ScheduleBuilder& builder_;
+  bool in_out_;
+  BufferRegion product_;
+  FilledPrefix scaled_;
+};
+
+/// The sources of a reduce step, the lower ranks' first.
+struct OrderedPair {
+  OrderedPair(BufferRegion own, BufferRegion other, bool other_is_above)
+      : sources{other_is_above ? own : other, other_is_above ? other : own} {}
+  operator std::span<const BufferRegion>() const { return sources; }  // NOLINT(google-explicit-constructor)
+  BufferRegion sources[2];
+};
 
 }  // namespace tessera::comm

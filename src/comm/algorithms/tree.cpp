@@ -1,11 +1,9 @@
-// Algorithms along the tree of slices.h (sum_tree.h): n - 1 edges, with a depth of about log2(n). Partial sums are
-// those of the tree, so their order is kept; large data moves in segments, pipelined up and down.
+// Algorithms along the tree of slices.h (schedule_builder.h): n - 1 edges, with a depth of about log2(n). Partial sums
+// are those of the tree, so their order is kept; large data moves in segments, pipelined up and down.
 #include <algorithm>
 #include <bit>
 
 #include "tessera/comm/algorithms/algorithms.h"
-#include "tessera/comm/algorithms/operand.h"
-#include "tessera/comm/algorithms/sum_tree.h"
 
 namespace tessera::comm::schedules {
 namespace {

@@ -7,7 +7,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
@@ -17,8 +16,11 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <sstream>
 
+#include "tessera/base/error.h"
 #include "tessera/base/parse.h"
+#include "tessera/base/text.h"
 #include "tessera/base/thread.h"
 
 namespace tessera::comm {
@@ -198,6 +200,8 @@ void check_scope(const std::string& host, const std::string& found) {
   throw InvalidUsage(found + ": this host has no interface '" + host.substr(percent + 1) + "'; it has: " + known);
 }
 
+constexpr std::string_view kFormat = "tessera-rank0-1";
+
 }  // namespace
 
 std::string loopback_problem(const std::string& host) {
@@ -326,6 +330,43 @@ std::string source_of(const sockaddr_storage& address) {
                              : &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
   std::memcpy(bytes.data(), at, bytes.size());
   return bytes;
+}
+
+std::string PublishedAddress::text() const {
+  std::string all = std::string(kFormat) + "\n" + host + "\n" + socket + "\n" + to_hex(token) + "\n";
+  for (const HostPort& place : places) all += place.text() + "\n";
+  return all;
+}
+
+PublishedAddress PublishedAddress::parse(const std::string& text) {
+  std::istringstream lines(text);
+  std::string format;
+  std::string token;
+  PublishedAddress address;
+  std::getline(lines, format);
+  std::getline(lines, address.host);
+  std::getline(lines, address.socket);
+  std::getline(lines, token);
+  if (format != kFormat || token.size() != 2 * sizeof(Digest))
+    throw SystemError("init: the store has " + printable(text.substr(0, 40)) + " where rank 0 publishes its address");
+  address.token = from_hex(token);
+  for (std::string place; std::getline(lines, place);)
+    address.places.push_back(parse_host_port(place, "init: rank 0's address"));
+  return address;
+}
+
+std::vector<UniqueFd> listen_for_all(const std::string& host, PublishedAddress& address) {
+  address = {.host = host, .socket = "tessera-" + to_hex(random_digest()).substr(0, 32), .token = random_digest()};
+  std::vector<UniqueFd> listeners = listen_at_free_port(address.places);
+  listeners.push_back(listen_on(address.socket));
+  return listeners;
+}
+
+Connection connect_at_place(const PublishedAddress& address, std::size_t attempt, Deadline deadline, std::string& why) {
+  const HostPort& place = address.places[attempt % address.places.size()];
+  Connection connection = connect_at(place, deadline, why);
+  why = place.text() + ": " + why;
+  return connection;
 }
 
 }  // namespace tessera::comm

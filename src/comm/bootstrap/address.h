@@ -1,4 +1,5 @@
-// TESSERA_MASTER=host:port: the address at which rank 0 listens and to which the other ranks connect.
+// TESSERA_MASTER=host:port: the address at which rank 0 listens and to which the other ranks connect; and where rank 0
+// listens, as it publishes it in a program's store.
 #pragma once
 
 #include <sys/socket.h>
@@ -9,6 +10,7 @@
 
 #include "tessera/base/export.h"
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/bootstrap/hmac.h"
 #include "tessera/comm/bootstrap/socket.h"
 
 namespace tessera::comm {
@@ -53,5 +55,23 @@ void tune(int fd);
 
 /// An IPv4 address, the network of an IPv6 address (whose host may use all addresses in it), or "" for a Unix socket.
 std::string source_of(const sockaddr_storage& address);
+
+struct TESSERA_API PublishedAddress {
+  std::string host;              ///< the name of its host, as Bootstrap::hosts()
+  std::string socket;            ///< for ranks on this host: the abstract name of a Unix socket
+  Digest token{};                ///< a key that the ranks must know
+  std::vector<HostPort> places;  ///< for others, by preference: addresses of its interfaces
+
+  std::string text() const;
+  /// Throws SystemError if the text is not one of text().
+  static PublishedAddress parse(const std::string& text);
+};
+
+/// Opens a Unix socket and a port that the system chooses, and describes them in `address`, which has a new token.
+/// Throws SystemError.
+std::vector<UniqueFd> listen_for_all(const std::string& host, PublishedAddress& address);
+
+/// connect_at() one of the places, another one in each `attempt`: some may lead elsewhere. There must be one.
+Connection connect_at_place(const PublishedAddress& address, std::size_t attempt, Deadline deadline, std::string& why);
 
 }  // namespace tessera::comm

@@ -17,11 +17,35 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/base/export.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/bootstrap/control_connection.h"
-#include "tessera/comm/bootstrap/control_tree.h"
+#include "tessera/comm/bootstrap/handshake.h"
+#include "tessera/comm/bootstrap/socket.h"
 
 namespace tessera::comm {
+
+/// The shape of the connections that carry the control channels. Rank 0 is the root: a star around it is the tree in
+/// which all others are its children.
+struct TESSERA_API ControlTree {
+  int size = 1;
+  int fan_out = 1;  ///< children of a rank, at most
+
+  bool is_star() const noexcept { return first_child(1) == size; }
+  /// -1 for rank 0.
+  int parent(int rank) const noexcept { return rank == 0 ? -1 : (rank - 1) / fan_out; }
+  /// The children of `rank` are the ranks from here to first_child(rank + 1).
+  int first_child(int rank) const noexcept;
+  /// The neighbour of rank `from` that leads to another rank `to`.
+  int next_hop(int from, int to) const noexcept;
+  /// The ranks between the two, in order.
+  std::vector<int> route(int from, int to) const;
+};
+
+/// Connects this rank with its neighbours and returns the connections by rank. Collective: the ranks exchange where
+/// they listen. All throw the same Error, which names a rank that is missing.
+TESSERA_API std::vector<Connection> connect_tree(Bootstrap& ranks, const RankIdentity& self, const ControlTree& tree,
+                                                 Deadline deadline);
 
 class ControlPlane {
  public:

@@ -18,7 +18,6 @@
 
 #include "tessera/comm/bootstrap/hmac.h"
 #include "tessera/comm/bootstrap/protocol.h"
-#include "tessera/comm/bootstrap/seal.h"
 #include "tessera/comm/bootstrap/socket.h"
 
 namespace tessera::comm {

@@ -9,9 +9,8 @@
 
 #include "tessera/base/parse.h"
 #include "tessera/comm/bootstrap/address.h"
-#include "tessera/comm/bootstrap/host_id.h"
 #include "tessera/comm/bootstrap/process_bootstrap.h"
-#include "tessera/comm/bootstrap/tree_links.h"
+#include "tessera/comm/bootstrap/rendezvous_file.h"
 
 namespace tessera::comm {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <span>
 #include <tuple>
 
 #include "tessera/base/checksum.h"

@@ -19,7 +19,7 @@ namespace tessera::comm::protocol {
 inline constexpr std::uint32_t kVersion = 7;
 
 /// A frame is its type, the length of its payload (4 bytes, little-endian), and the payload. After the handshake frames
-/// are also sealed (seal.h).
+/// are also sealed (hmac.h).
 enum class Type : char {
   challenge = 'c',  ///< rank 0's first message
   hello = 'h',      ///< the other rank's reply

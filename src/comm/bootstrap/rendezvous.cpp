@@ -6,9 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 #include "tessera/comm/bootstrap/address.h"
-#include "tessera/comm/bootstrap/host_id.h"
 #include "tessera/comm/bootstrap/process_bootstrap.h"
-#include "tessera/comm/bootstrap/published_address.h"
 #include "tessera/comm/bootstrap/rendezvous_file.h"
 
 namespace tessera::comm {

@@ -1,10 +1,12 @@
-// The file by which the ranks of a job on one host find rank 0.
+// The file by which the ranks of a job on one host find rank 0, and identifiers of the host and the pid namespace of
+// this process.
 #pragma once
 
 #include <optional>
 #include <string>
 
 #include "tessera/base/export.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/comm/bootstrap/hmac.h"
 
 namespace tessera::comm {
@@ -45,5 +47,10 @@ class RendezvousFile {
   std::string directory_;
   std::string path_;
 };
+
+/// The running kernel and the network namespace: processes that share both can reach each other without a network.
+TESSERA_API std::string host_identity();
+/// Processes with equal values use the same pids.
+std::string process_space();
 
 }  // namespace tessera::comm

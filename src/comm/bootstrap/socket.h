@@ -9,8 +9,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/bootstrap/hmac.h"
 #include "tessera/comm/bootstrap/protocol.h"
-#include "tessera/comm/bootstrap/seal.h"
 #include "tessera/comm/bootstrap/secure_stream.h"
 
 namespace tessera::comm {

@@ -1,4 +1,4 @@
-#include "tessera/comm/bootstrap/tls_context.h"
+#include "tessera/comm/bootstrap/secure_stream.h"
 
 #include <openssl/err.h>
 #include <openssl/pem.h>

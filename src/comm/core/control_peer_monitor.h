@@ -1,4 +1,5 @@
-// Queries the progress of the other ranks of a world, and informs them, over a control channel.
+// Messages about operations that the ranks of a world exchange over a control channel. By them a rank queries the
+// progress of the others, and informs them.
 #pragma once
 
 #include <atomic>
@@ -10,13 +11,40 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/export.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/comm/bootstrap.h"
-#include "tessera/comm/core/control_message.h"
 
 namespace tessera::comm {
+
+struct ControlMessage {
+  enum class Kind : char {
+    failure = 'F',         ///< number: its FailureKind; text: the cause
+    progress_query = 'Q',  ///< number: the query's
+    progress_reply = 'A',  ///< number: the query's; value: the last operation called
+    op_signature = 'C',    ///< checked mode; number: the operation's; value: its fingerprint; text: its signature
+    group_key = 'G',       ///< text: what the members of a new communicator need of its first one
+    symmetric = 'S',       ///< number: of the step; value: the bytes; text: why it can't, or what has failed, or ""
+    departure = 'L',       ///< value: the last operation called; text: the first failure, if any
+    peer_lost = 'X',       ///< never sent: reported by the channel itself
+    damaged = 'D',         ///< likewise
+  };
+  Kind kind = Kind::departure;
+  int from = 0;  ///< world rank; set by the receiver
+  std::uint64_t communicator = 0;
+  std::uint64_t number = 0;
+  std::uint64_t value = 0;
+  std::string text;
+};
+
+/// Truncates texts of more than 4096 bytes.
+TESSERA_API std::string format_message(const ControlMessage& message);
+/// Empty if the text is not such a message.
+TESSERA_API std::optional<ControlMessage> parse_message(std::string_view text);
 
 /// Answers the queries of other ranks by itself, on the control thread: a rank that computes or waits is not silent.
 /// Thread-safe.

@@ -1,6 +1,11 @@
-// One communicator of one rank: its members, its operations, its traffic and its failure.
+// One communicator of one rank: its members, its operations, its traffic, its failure, and in checked mode what its
+// members call.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -11,12 +16,61 @@
 #include <vector>
 
 #include "tessera/base/export.h"
-#include "tessera/comm/core/failure_state.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/comm/core/operation.h"
-#include "tessera/comm/core/traffic_counters.h"
+#include "tessera/comm/failure.h"
 #include "tessera/comm/registry.h"
+#include "tessera/comm/traffic.h"
 
 namespace tessera::comm {
+
+/// The bytes that one rank has sent on one communicator, by member and kind of operation. Any thread reads them; one
+/// thread at a time adds.
+class TrafficCounters {
+ public:
+  explicit TrafficCounters(std::size_t members) : bytes_(members * kOpKinds) {}
+
+  std::atomic<std::uint64_t>& counter(OpKind kind, int member) noexcept {
+    return bytes_[static_cast<std::size_t>(member) * kOpKinds + static_cast<std::size_t>(kind)];
+  }
+  void add(OpKind kind, int member, std::uint64_t bytes) noexcept { add(counter(kind, member), bytes); }
+  /// Adds to a counter that no other thread changes meanwhile.
+  static void add(std::atomic<std::uint64_t>& counter, std::uint64_t bytes) noexcept {
+    counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+  }
+  /// Adds the counters to `stats`.
+  void read_into(TrafficStats& stats) const {
+    for (std::size_t i = 0; i < bytes_.size(); ++i) {
+      const std::uint64_t bytes = bytes_[i].load(std::memory_order_relaxed);
+      stats.by_kind[i % kOpKinds].bytes_sent += bytes;
+      stats.bytes_to_peer[i / kOpKinds] += bytes;
+    }
+  }
+
+ private:
+  std::vector<std::atomic<std::uint64_t>> bytes_;
+};
+
+/// The first failure of a communicator on one rank. Any thread reads it; those that set it are ordered by a lock of the
+/// group.
+class FailureState {
+ public:
+  bool failed() const noexcept { return failed_.load(); }
+  /// Keeps the first failure and ignores later ones. True: it is the first.
+  bool set(Failure failure) noexcept {
+    if (failed_.load()) return false;
+    failure_ = std::move(failure);
+    failed_.store(true);
+    return true;
+  }
+  /// Does not change any more once failed() is true.
+  const Failure& get() const noexcept { return failure_; }
+  [[noreturn]] void rethrow() const { throw_failure(failure_); }
+
+ private:
+  std::atomic<bool> failed_{false};
+  Failure failure_;
+};
 
 /// What all backends have in common. PolledGroup adds the operations that a progress engine advances.
 class TESSERA_API GroupCore : public std::enable_shared_from_this<GroupCore> {
@@ -105,6 +159,37 @@ class TESSERA_API GroupCore : public std::enable_shared_from_this<GroupCore> {
   std::vector<int> members_;
   Operation* free_ = nullptr;
   std::vector<std::unique_ptr<Operation>> operations_;
+};
+
+/// Checked mode: the members compare what they call as the same operation. Collects all their signatures by operation.
+/// Used under a lock of the group.
+class TESSERA_API CallVerifier {
+ public:
+  explicit CallVerifier(std::size_t members) : members_(members) {}
+
+  /// What a signature is compared by: messages truncate the text.
+  static std::uint64_t fingerprint(std::string_view signature) noexcept;
+
+  /// A member calls operation `sequence`. True: it is the last of all members, so that verified() or mismatch() is
+  /// final.
+  bool submit(int member, std::uint64_t sequence, std::string signature, std::uint64_t fingerprint);
+  /// Whether all members have made the same call.
+  bool verified(std::uint64_t sequence) const;
+  /// "operation #3 differs between the ranks: rank 0: ...; rank 1: ...".
+  std::string mismatch(std::uint64_t sequence, const std::function<std::string(int)>& rank_name) const;
+  /// The same table with other rows.
+  static std::string format_mismatch(std::uint64_t sequence, int members, const std::function<std::string(int)>& row);
+  void erase(std::uint64_t sequence) { calls_.erase(sequence); }
+  void clear() noexcept { calls_.clear(); }
+
+ private:
+  struct Calls {
+    std::vector<std::string> signatures;  ///< by member
+    std::vector<std::uint64_t> fingerprints;
+    std::size_t submitted = 0;
+  };
+  std::size_t members_;
+  std::map<std::uint64_t, Calls> calls_;  ///< by sequence
 };
 
 }  // namespace tessera::comm

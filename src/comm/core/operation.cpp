@@ -1,6 +1,5 @@
 #include "tessera/comm/core/operation.h"
 
-#include "tessera/comm/core/format.h"
 #include "tessera/comm/core/group_core.h"
 
 namespace tessera::comm {

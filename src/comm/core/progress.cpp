@@ -34,6 +34,7 @@
 // The progress thread sleeps on another word, `attention`, for most operations need no hand-over: their caller waits
 // at once and drives them better. A thread that leaves work behind wakes it, unless the last kTrust operations were all
 // waited for at once; then the thread finds the work by itself, within a tick, and the trust ends if no thread waits.
+
 namespace tessera::comm {
 namespace {
 
@@ -279,6 +280,48 @@ void ProgressEngine::run() noexcept {
     };
     wait_for_event(needless, Clock::now() + options_.longest_sleep);
   }
+}
+
+void ActiveGroups::add_activated() noexcept {
+  if (activated_.load() == nullptr) return;
+  ActiveGroup* group = activated_.exchange(nullptr);
+  while (group != nullptr) {
+    ActiveGroup* const next = group->next_;
+    group->idle_polls_ = 0;
+    group->next_ = first_;
+    first_ = group;
+    group = next;
+  }
+}
+
+void ActiveGroups::update() noexcept {
+  add_activated();
+  for (ActiveGroup** at = &first_; *at != nullptr;) {
+    ActiveGroup& group = **at;
+    group.idle_polls_ = group.any_in_flight() ? 0 : group.idle_polls_ + 1;
+    if (group.idle_polls_ <= kIdlePolls) {
+      at = &group.next_;
+      continue;
+    }
+    ActiveGroup* const next = group.next_;  // once it is not listed, another thread may write it
+    group.listed_.store(false);
+    if (group.any_in_flight() && !group.listed_.exchange(true)) {  // begun meanwhile, by a thread that saw it listed
+      group.idle_polls_ = 0;
+      at = &group.next_;
+    } else {
+      *at = next;
+    }
+  }
+}
+
+void ActiveGroups::remove(ActiveGroup& group) noexcept {
+  add_activated();
+  for (ActiveGroup** at = &first_; *at != nullptr; at = &(*at)->next_)
+    if (*at == &group) {
+      *at = group.next_;
+      break;
+    }
+  group.listed_.store(false);
 }
 
 }  // namespace tessera::comm

@@ -1,4 +1,4 @@
-#include "tessera/comm/core/read_plan.h"
+#include "tessera/comm/core/op_traits.h"
 
 #include <numeric>
 

@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/algorithms.h"
 #include "tessera/comm/bootstrap/rendezvous.h"
-#include "tessera/comm/bootstrap/tls_context.h"
+#include "tessera/comm/bootstrap/secure_stream.h"
 #include "tessera/comm/core/decorator.h"
 #include "tessera/comm/core/env_variables.h"
 #include "tessera/comm/plugins/module_loader.h"

@@ -12,7 +12,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
-#include "tessera/comm/core/format.h"
 #include "tessera/comm/core/op_traits.h"
 
 namespace tessera::comm {

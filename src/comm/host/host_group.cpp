@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tessera/comm/core/format.h"
+#include "tessera/comm/core/op_traits.h"
 
 namespace tessera::comm::host {
 

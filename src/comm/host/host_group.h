@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/comm/core/call_verifier.h"
+#include "tessera/comm/core/group_core.h"
 #include "tessera/comm/core/polled_group.h"
 #include "tessera/comm/host/host_runtime.h"
 #include "tessera/comm/host/schedule_cache.h"
@@ -60,13 +60,15 @@ class HostGroup final : public PolledGroup {
 
   /// The operation of a call, for launch(). `internal`: of the library itself, regardless of TESSERA_ALGO.
   ScheduleExecutor& prepare(const OpDesc& call, bool internal);
-  Work start_batch(std::span<const OpDesc> parts, bool internal);
+  Work start(const OpDesc& call) { return launch(prepare(call, false)); }
+  Work start_batch(std::span<const OpDesc> parts, bool internal = false);
   Buffer allocate_scratch(std::size_t bytes) const;
   /// Collective: creates another native group of the same ranks. `copy` must stay in place until the Work is done.
   Work start_copy(std::unique_ptr<NativeCommunicator>& copy);
   std::string_view last_algorithm() const noexcept { return last_algorithm_; }
 
   HostRuntime& runtime() noexcept { return *runtime_; }
+  const Capabilities& capabilities() const noexcept { return runtime_->capabilities(); }
   const std::shared_ptr<HostRuntime>& shared_runtime() const noexcept { return runtime_; }
   std::uint32_t id() const noexcept { return id_; }
   ControlPeerMonitor::LastCall called() const noexcept { return called_; }

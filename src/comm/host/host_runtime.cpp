@@ -4,7 +4,7 @@
 
 #include "tessera/base/cores.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/core/format.h"
+#include "tessera/comm/core/op_traits.h"
 #include "tessera/comm/host/host_group.h"
 #include "tessera/comm/schedule.h"
 

@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/core/argument_checker.h"
-#include "tessera/comm/core/format.h"
+#include "tessera/comm/core/op_traits.h"
 #include "tessera/comm/host/host_runtime.h"
 
 namespace tessera::comm::host {

@@ -1,6 +1,6 @@
 #include "tessera/comm/host/schedule_executor.h"
 
-#include "tessera/comm/core/format.h"
+#include "tessera/comm/core/op_traits.h"
 #include "tessera/comm/host/host_group.h"
 #include "tessera/comm/kernels/reduce.h"
 

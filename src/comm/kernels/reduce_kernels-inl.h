@@ -12,7 +12,7 @@
 
 #include "tessera/base/half_loops-inl.h"
 #include "tessera/base/vectorize-inl.h"
-#include "tessera/comm/kernels/reduce_task.h"
+#include "tessera/comm/kernels/reduce.h"
 #include "tessera/comm/slices.h"
 
 HWY_BEFORE_NAMESPACE();

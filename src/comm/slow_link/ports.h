@@ -1,18 +1,77 @@
-// The ports of one rank: which of its operations occupies them, and until when.
+// The ports of one rank: what an operation needs of them, which of its operations occupies them, and until when.
+// Operations begin when the ranks have called them, at times in memory that the ranks share.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
-#include "tessera/comm/slow_link/call_times.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/slow_link/slow_link.h"
 
 namespace tessera::comm {
+
+/// Each rank writes its own times and reads those of all. The memory has no name, so nothing is left behind by a rank
+/// that is killed. Ranks on several hosts share none; each then knows its own times only.
+class CallTimes {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  /// Collective over `communicator`, which is used in the constructor only.
+  explicit CallTimes(Communicator& communicator);
+  ~CallTimes();
+  CallTimes(const CallTimes&) = delete;
+  CallTimes& operator=(const CallTimes&) = delete;
+
+  bool shared() const noexcept { return times_ != nullptr; }  ///< the same on every rank
+  /// This rank calls collective number `call`, from 0.
+  void record(std::uint64_t call, TimePoint time) noexcept;
+  /// When the last of these ranks called it; nothing: one of them has not called yet. Calls that are many calls behind
+  /// a rank's last one are not counted.
+  std::optional<TimePoint> last(std::uint64_t call, std::span<const int> ranks) const noexcept;
+
+ private:
+  struct Header;
+  std::atomic<std::uint64_t>& entry(int rank, std::uint64_t call) const noexcept;
+  void attach(Communicator& communicator);
+
+  const int rank_;
+  void* memory_ = nullptr;
+  const std::size_t bytes_;
+  std::atomic<std::uint64_t>* times_ = nullptr;
+};
+
+/// The median of the latest times, in memory that stays bounded. Not thread-safe.
+class LatestTimes {
+ public:
+  static constexpr std::size_t kMost = 4096;
+
+  void add(double us) {
+    us_.push_back(us);
+    if (us_.size() > kMost) us_.pop_front();
+  }
+
+  /// In microseconds, of the latest kMost; the upper one of two. 0 if there are none.
+  double median() const {
+    if (us_.empty()) return 0;
+    std::vector<double> sorted(us_.begin(), us_.end());
+    const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+    std::nth_element(sorted.begin(), middle, sorted.end());
+    return *middle;
+  }
+
+ private:
+  std::deque<double> us_;
+};
 
 /// Ports of a rank: to ranks of its host, and to those of other hosts.
 inline constexpr std::size_t kPorts = 2;
@@ -51,5 +110,16 @@ class TESSERA_API Ports {
   std::vector<std::shared_ptr<Transfer>> waiting_;
   std::array<CallTimes::TimePoint, kPorts> free_{};
 };
+
+/// The members of a communicator, of which `rank` is this one.
+struct LinkedGroup {
+  const SlowLinks& links;
+  int world_size = 1;
+  std::span<const int> members;  ///< ranks of the world
+  int rank = 0;
+};
+
+/// Of one operation, or of the parts of a batch, which pass together.
+TESSERA_API PortUse port_use(const LinkedGroup& group, std::span<const OpDesc> calls);
 
 }  // namespace tessera::comm

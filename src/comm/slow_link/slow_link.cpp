@@ -9,11 +9,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/completion_poller.h"
+#include "tessera/comm/core/backoff.h"
 #include "tessera/comm/core/decorator.h"
 #include "tessera/comm/core/op_traits.h"
-#include "tessera/comm/core/precise_timer.h"
-#include "tessera/comm/slow_link/latest_times.h"
-#include "tessera/comm/slow_link/port_use.h"
 #include "tessera/comm/slow_link/ports.h"
 
 namespace tessera::comm {

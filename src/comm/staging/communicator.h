@@ -8,7 +8,7 @@
 
 #include "tessera/comm/completion_poller.h"
 #include "tessera/comm/core/decorator.h"
-#include "tessera/comm/staging/ipc_state.h"
+#include "tessera/comm/staging/ipc_windows.h"
 #include "tessera/comm/staging/pipeline.h"
 
 namespace tessera::comm::staging {

@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/core/op_traits.h"
 #include "tessera/comm/staging/communicator.h"
 
 namespace tessera::comm::staging {

@@ -11,8 +11,8 @@
 
 #include "tessera/base/stream.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/core/read_plan.h"
-#include "tessera/comm/staging/ipc_state.h"
+#include "tessera/comm/core/op_traits.h"
+#include "tessera/comm/staging/ipc_windows.h"
 
 namespace tessera::comm::staging {
 

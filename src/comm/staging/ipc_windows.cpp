@@ -3,9 +3,12 @@
 #include <sys/random.h>
 
 #include <algorithm>
-#include <utility>
+#include <string>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/core/op_traits.h"
+#include "tessera/comm/kernels/reduce.h"
+#include "tessera/comm/staging/pipeline.h"
 
 namespace tessera::comm::staging {
 namespace {
@@ -25,8 +28,6 @@ std::uint64_t random_name() {
 }  // namespace
 
 IpcWindows::IpcWindows(std::shared_ptr<DeviceRuntime> device) : device_(std::move(device)), owner_(random_name()) {}
-
-IpcWindows::~IpcWindows() { close_others(); }
 
 Buffer IpcWindows::allocate(std::size_t bytes, std::optional<MemoryCategory> use,
                             const std::shared_ptr<MemoryTracker>& memory_tracker) {
@@ -131,6 +132,54 @@ void IpcWindows::free_if_idle(All::iterator window) noexcept {
   if (!which.whole() || (state_ == State::kept && which.handle)) return;
   device_->free(window->first, which.bytes);
   windows_.erase(window);
+}
+
+IpcState::IpcState(StagingPipeline& engine, int ranks, std::shared_ptr<Logger> logger)
+    : engine_(engine), windows_(*engine.windows()), ranks_(ranks), logger_(std::move(logger)) {
+  read_.to_peer.resize(static_cast<std::size_t>(ranks));
+  sent_.to_peer.resize(static_cast<std::size_t>(ranks));
+}
+
+bool IpcState::suits(const OpDesc& call) const {
+  switch (call.kind) {
+    case OpKind::send:
+    case OpKind::recv:
+    case OpKind::barrier:
+      return false;
+    case OpKind::all_reduce:
+    case OpKind::all_gather:
+    case OpKind::reduce_scatter:
+    case OpKind::broadcast: {  // every rank knows the size of these
+      const std::size_t bytes = call.kind == OpKind::reduce_scatter ? call.in.bytes() : call.out.bytes();
+      const std::string_view algorithm = engine_.algorithms().choose(call.kind, bytes);
+      if (!algorithm.empty() && algorithm != "direct") return false;
+      break;
+    }
+    default:
+      break;
+  }
+  return !reduces(call.kind) || ranks_ <= DeviceReduceKernels::kMaxSources;
+}
+
+std::optional<WindowLocation> IpcState::place_of(const void* data, std::size_t bytes) {
+  try {
+    return windows_.place_of(data, bytes);
+  } catch (const Unsupported& error) {
+    complain(error.what());
+    return std::nullopt;
+  }
+}
+
+void IpcState::correct(TrafficStats& snapshot) const {
+  for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent += read_.by_kind[i] - sent_.by_kind[i];
+  for (std::size_t r = 0; r < snapshot.bytes_to_peer.size(); ++r)
+    snapshot.bytes_to_peer[r] += read_.to_peer[r] - sent_.to_peer[r];
+}
+
+void IpcState::complain(std::string_view why) {
+  if (std::exchange(complained_, true) || logger_ == nullptr) return;
+  logger_->write(LogLevel::warn, "memory of " + name_of(engine_.device().device()) +
+                                     " moves through pinned host memory, not by IPC: " + std::string(why));
 }
 
 }  // namespace tessera::comm::staging

@@ -1,7 +1,8 @@
-// Windows: device memory that ranks of a host read from each other, and the windows of others that this rank has
-// opened.
+// Windows: device memory that ranks of a host read from each other, the windows of others that this rank has opened,
+// and one communicator's state for calls through them.
 #pragma once
 
+#include <array>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -9,11 +10,16 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/memory_pool.h"
 #include "tessera/base/memory_tracker.h"
 #include "tessera/comm/base_names.h"
+#include "tessera/comm/communicator.h"
 
 namespace tessera::comm::staging {
 
@@ -37,7 +43,7 @@ struct WindowLocation {
 class IpcWindows : public std::enable_shared_from_this<IpcWindows> {
  public:
   explicit IpcWindows(std::shared_ptr<DeviceRuntime> device);
-  ~IpcWindows();
+  ~IpcWindows() { close_others(); }
 
   /// Aligned to 256 bytes. Streams must be done with a buffer when it is released, since its memory is reused at once.
   Buffer allocate(std::size_t bytes, std::optional<MemoryCategory> use,
@@ -77,6 +83,55 @@ class IpcWindows : public std::enable_shared_from_this<IpcWindows> {
   std::uint64_t next_ = 1;
   std::map<WindowId, void*> opened_;
   enum class State : std::uint8_t { used, closed, kept } state_ = State::used;
+};
+
+class StagingPipeline;
+
+/// Used under the engine's lock, or while nothing is in flight.
+class IpcState {
+ public:
+  IpcState(StagingPipeline& engine, int ranks, std::shared_ptr<Logger> logger);
+
+  /// Whether the call may use windows, as far as all ranks can decide alike.
+  bool suits(const OpDesc& call) const;
+
+  /// Empty if it is not in a window, or if this device can't export it.
+  std::optional<WindowLocation> place_of(const void* data, std::size_t bytes);
+  const std::byte* open(const WindowLocation& place) { return windows_.open(place); }
+  /// Whether the reader has opened the window before; it keeps the window open.
+  bool knows(const WindowId& window, int reader) const { return known_.contains({window, reader}); }
+  void learn(const WindowId& window, int reader) { known_.insert({window, reader}); }
+
+  /// Counts the bytes that `reader` has read from this rank, and the backend's bytes that only carried locations.
+  void count_read(OpKind kind, int reader, std::uint64_t bytes) { read_.add(kind, reader, bytes); }
+  void count_sent(OpKind kind, int peer, std::uint64_t bytes) { sent_.add(kind, peer, bytes); }
+  void correct(TrafficStats& snapshot) const;
+
+  /// "ipc" if the last call used windows, "" if it was staged.
+  std::string_view algorithm() const noexcept { return algorithm_; }
+  void set_algorithm(std::string_view algorithm) noexcept { algorithm_ = algorithm; }
+  /// Logs once why calls are staged.
+  void complain(std::string_view why);
+
+ private:
+  struct Bytes {
+    std::array<std::uint64_t, kOpKinds> by_kind{};
+    std::vector<std::uint64_t> to_peer;
+    void add(OpKind kind, int peer, std::uint64_t bytes) {
+      by_kind[static_cast<std::size_t>(kind)] += bytes;
+      to_peer[static_cast<std::size_t>(peer)] += bytes;
+    }
+  };
+
+  StagingPipeline& engine_;
+  IpcWindows& windows_;
+  const int ranks_;
+  const std::shared_ptr<Logger> logger_;
+  std::set<std::pair<WindowId, int>> known_;
+  Bytes read_;
+  Bytes sent_;
+  std::string_view algorithm_;
+  bool complained_ = false;
 };
 
 }  // namespace tessera::comm::staging

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -11,12 +12,39 @@
 #include <vector>
 
 #include "tessera/comm/algorithms.h"
-#include "tessera/comm/kernels/device_reduce.h"
-#include "tessera/comm/staging/deadline_watch.h"
+#include "tessera/comm/kernels/reduce.h"
 #include "tessera/comm/staging/ipc_windows.h"
 #include "tessera/comm/staging/staged_operation.h"
 
 namespace tessera::comm::staging {
+
+/// A call of the device may block until a stream goes on that waits for an operation, and the thread that progresses
+/// the operation may need the same call. So a thread that never calls the device expires operations that are not over
+/// some time after their deadline: the stream goes on, and the operation fails. Thread-safe.
+class DeadlineWatch {
+ public:
+  /// An operation that can be progressed fails at its deadline by itself, and is over within this time.
+  static constexpr std::chrono::seconds kGrace{1};
+
+  DeadlineWatch();
+  ~DeadlineWatch();
+  DeadlineWatch(const DeadlineWatch&) = delete;
+  DeadlineWatch& operator=(const DeadlineWatch&) = delete;
+
+  void add(StagedOperation& operation);
+  /// Afterwards the operation is not expired any more.
+  void remove(StagedOperation& operation) noexcept;
+
+ private:
+  void run() noexcept;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<StagedOperation*> operations_;
+  std::chrono::steady_clock::time_point wake_;  ///< when the thread looks next
+  bool stop_ = false;
+  std::thread thread_;
+};
 
 /// No work on the two streams ever waits: dependencies of a call are polled first. So copies of one call never queue
 /// behind the dependencies of another, which might include that very call.

@@ -1,7 +1,7 @@
 // Whether the backend is available, and the reason if it is not.
 #include <gmock/gmock.h>
 
-#include "backends/nccl/shared_gpu.h"
+#include "backends/nccl/api.h"
 #include "tests/backends/nccl/support.h"
 
 namespace tessera::comm::nccl {

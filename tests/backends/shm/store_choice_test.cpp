@@ -1,5 +1,5 @@
 // Which stores are used, by the times that blocks take.
-#include "backends/shm/store_choice.h"
+#include "backends/shm/operation.h"
 
 #include <gtest/gtest.h>
 

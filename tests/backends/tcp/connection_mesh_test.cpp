@@ -1,5 +1,5 @@
 // How a world connects: addresses, settings, unauthenticated peers, unreachable ranks.
-#include "backends/tcp/connection_mesh.h"
+#include "backends/tcp/transport.h"
 
 #include <sys/socket.h>
 

@@ -1,5 +1,5 @@
 // The choice of an address, with simulated interfaces.
-#include "backends/tcp/interface.h"
+#include "backends/tcp/mesh_connector.h"
 
 #include "tests/backends/tcp/support.h"
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <future>
 
-#include "backends/tcp/connection_mesh.h"
-#include "tessera/comm/bootstrap/tls_context.h"
+#include "backends/tcp/transport.h"
+#include "tessera/comm/bootstrap/secure_stream.h"
 #include "tests/backends/tcp/strangers.h"
 
 namespace tessera::tcp_test {

@@ -30,7 +30,7 @@ MISTAKES = [
     mistake("shm-early-kept", "backends/shm/point_to_point.cpp", "    if (early_ > 0) moved |= deliver_early(k);\n", "", SHM, "a message that came early is never delivered"),
     mistake("shm-counts-itself", "backends/shm/member_blocks.h", "  if (!op.internal && reader != rank_) sent_.add(", "  if (reader != rank_) sent_.add(", SHM, "traffic includes the messages of a split"),
     mistake("shm-timeout-names-all", "backends/shm/shm_group.cpp", "queued ? op.sequence - 1 : op.sequence,", "queued ? op.sequence : op.sequence + 1,", SHM, "a timeout also names ranks that are waiting"),
-    mistake("shm-pings-not-answered", "backends/shm/peer_monitor.cpp", "    members_.runtime().engine().reply_to_pings();  // the others may be asking at the same moment\n", "", (*SHM, r"^tools\.failure$"), "two ranks that time out together report each other as silent"),
+    mistake("shm-pings-not-answered", "backends/shm/member_blocks.cpp", "    members_.runtime().engine().reply_to_pings();  // the others may be asking at the same moment\n", "", (*SHM, r"^tools\.failure$"), "two ranks that time out together report each other as silent"),
     mistake("shm-ends-below-a-poll", "backends/shm/runtime.cpp", "  if (engine_ != nullptr) engine_->remove(*this);  // its thread polls this object, which reads `engine_`\n", "", r"^shm\.", "a world is polled after its engine is gone"),
     mistake("shm-last-words-lost", "backends/shm/runtime.cpp", "  words.copy(own.first_failure_cause.data(),\n             own.first_failure_cause.size() - 1);  // the rest is zero from the beginning\n", "", SHM, "a rank that has left does not report the failure after which it left"),
     mistake("shm-slots-freed-early", "backends/shm/runtime.cpp", "->done.value.load() == one.members;", "->done.value.load() != 0;",
@@ -54,8 +54,8 @@ MISTAKES = [
     mistake("tcp-cancelled-credit-kept", "backends/tcp/send_queue.cpp", "      eager_sent_ -= eager_cost(outbound.bytes);\n", "", TCP, "canceled messages use up credit"),
     mistake("tcp-cancelled-memory-sent", "backends/tcp/send_queue.cpp", "  outbound.data = outbound.own.get();\n  outbound.first = first;", "  outbound.first = 0 * first;", TCP, "memory that its owner has reused is sent"),
     mistake("tcp-flood-unbounded", "backends/tcp/receive_queue.cpp", "  if (held_ + eager_cost(frame.total) > kCredit) return", "  if (held_ > 1000 * kCredit) return", TCP, "a flood of messages from a peer uses all memory"),
-    mistake("tcp-frame-number-not-in-code", "backends/tcp/frame_seal.h", "void next_frame() noexcept { ++number_; }", "void next_frame() noexcept { number_ += 0; }", TCP, "a frame that is repeated or moved on the way has a right code"),
-    mistake("tcp-payload-code-ignored", "backends/tcp/frame_decoder.cpp", "  if (seal_.payloads() && !verified_ && !same(seal_.payload_code(), frame_.payload_code))", "  if (seal_.payloads() && !verified_ && same(seal_.payload_code(), {}))", TCP, "a large payload that is changed on the way is accepted"),
+    mistake("tcp-frame-number-not-in-code", "backends/tcp/frame.h", "void next_frame() noexcept { ++number_; }", "void next_frame() noexcept { number_ += 0; }", TCP, "a frame that is repeated or moved on the way has a right code"),
+    mistake("tcp-payload-code-ignored", "backends/tcp/receive_queue.cpp", "  if (seal_.payloads() && !verified_ && !same(seal_.payload_code(), frame_.payload_code))", "  if (seal_.payloads() && !verified_ && same(seal_.payload_code(), {}))", TCP, "a large payload that is changed on the way is accepted"),
     mistake("tcp-held-not-given-back", "backends/tcp/receive_queue.cpp", "    held_ -= eager_cost(total);\n", "", TCP, "after some megabytes small messages are rejected"),
     mistake("tcp-given-up-kept", "backends/tcp/receive_queue.cpp", "  inbound.cancelled = discarded_.has(tag);\n", "", TCP, "messages of failed communicators stay in memory"),
     mistake("tcp-cancelled-receive-written", "backends/tcp/receive_queue.cpp", "  inbound.message = nullptr;\n  inbound.cancelled = true;  //", "  inbound.cancelled = true;  //", TCP, "memory that its owner has reused is written"),
@@ -82,7 +82,7 @@ MISTAKES = [
 
     # nccl, with the tests' replacement of the vendor's library
     mistake("nccl-bytes-not-counted", "backends/nccl/nccl_group.cpp", "  count(call);\n  return work;", "  return work;", NCCL, "traffic counts nothing"),
-    mistake("nccl-not-after-its-stream", "backends/nccl/operation_stream.cpp", "  if (comes_after_) before_.make_stream_wait(stream_.get());\n", "", NCCL, "data that a stream has not yet written is sent"),
+    mistake("nccl-not-after-its-stream", "backends/nccl/operation.cpp", "  if (comes_after_) before_.make_stream_wait(stream_.get());\n", "", NCCL, "data that a stream has not yet written is sent"),
     mistake("nccl-remote-error-at-once", "backends/nccl/nccl_comm.cpp", "      if (Clock::now() < *shared_->suspect_since + kVerdictTime) return Health::suspect;\n", "", NCCL, "a dead rank is reported in the vendor's words, not by its number"),
     mistake("nccl-wrong-member-named", "backends/nccl/stream_group.cpp", "  fail({FailureKind::peer_lost, what + rank_name(member) + \" died\"}, true);", "  fail({FailureKind::peer_lost, what + rank_name(rank()) + \" died\"}, true);", (*NCCL, r"^comm_processes$", r"^comm\."), "a rank reports itself as dead"),
     mistake("nccl-one-thread-for-all", "backends/nccl/call_threads.cpp", "return !worker->busy; });", "return worker != nullptr; });", NCCL, "ranks that use two communicators in two orders wait for each other"),
@@ -121,6 +121,6 @@ MISTAKES = [
     mistake("nccl-stream-freed-beside-a-gather", "backends/nccl/stream_group.cpp", "  if (runtime_->abandoned().any()) runtime_->abandoned().keep(std::move(stream_));\n", "", r"^nccl\.NcclAbandonedStreams", "a rank hangs in a free after a failure"),
     mistake("nccl-after-the-wrong-default-stream", "backends/nccl/backend.cpp", "      const DeviceGuard guard(group_->runtime().api(), device->device().index);\n", "", r"^nccl\.NcclStreams", "an operation fails, or does not wait, for data on a program's default stream"),
     mistake("nccl-wrong-default-stream-waits", "backends/nccl/operation.cpp", "  const DeviceGuard guard(nccl_.runtime().api(), device->device().index);  // as in NcclCommunicator::do_after()\n", "", r"^nccl\.NcclStreams", "a program's default stream uses data before it has come"),
-    mistake("nccl-average-over-ranks", "backends/nccl/reduce_op.cpp", "  if (op.kind == Kind::avg && op.scalar != target.size) {", "  if (op.kind == Kind::avg && op.scalar == 1) {", NCCL, "averages over another number are wrong"),
+    mistake("nccl-average-over-ranks", "backends/nccl/calls.cpp", "  if (op.kind == Kind::avg && op.scalar != target.size) {", "  if (op.kind == Kind::avg && op.scalar == 1) {", NCCL, "averages over another number are wrong"),
     mistake("nccl-wrong-device", "backends/nccl/nccl_group.cpp", "    if (view.count != 0 && view.device.index != runtime_->device())", "    if (view.count != 0 && view.device.index < 0)", NCCL, "memory of another device is accepted"),
 ]

@@ -7,7 +7,7 @@
 #include "tessera/base/cuda/runtime.h"
 #include "tessera/base/device_stream.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/kernels/device_reduce.h"
+#include "tessera/comm/kernels/reduce.h"
 #include "tessera/comm/kernels/reduce_element-inl.h"
 
 namespace tessera::comm {

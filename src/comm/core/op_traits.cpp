@@ -1,11 +1,21 @@
-#include "tessera/comm/core/format.h"
-
-#include <algorithm>
-#include <numeric>
-
 #include "tessera/comm/core/op_traits.h"
 
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "tessera/base/parse.h"
+
 namespace tessera::comm {
+namespace {
+
+constexpr std::array<std::string_view, kReduceKinds> kReduceNames = {"sum",        "avg",     "prod",   "min",    "max",
+                                                                     "premul_sum", "bit_and", "bit_or", "bit_xor"};
+constexpr std::array<std::string_view, kOpKinds> kOpNames = {"all_reduce", "all_gather", "reduce_scatter", "broadcast",
+                                                             "reduce",     "gather",     "scatter",        "all_to_all",
+                                                             "send",       "recv",       "barrier"};
+
+}  // namespace
 
 std::string describe(const OpDesc& call, std::uint64_t sequence) {
   std::string text(name_of(call.kind));
@@ -65,5 +75,12 @@ std::string checked_signature(const OpDesc& call, int ranks) {
   if (!call.label.empty()) text += " (" + std::string(call.label) + ")";
   return text;
 }
+
+std::string_view name_of(ReduceOp::Kind kind) { return kReduceNames[static_cast<std::size_t>(kind)]; }
+std::string_view name_of(OpKind kind) { return kOpNames[static_cast<std::size_t>(kind)]; }
+ReduceOp::Kind parse_reduce_op(std::string_view name) {
+  return static_cast<ReduceOp::Kind>(parse_name(name, "reduce op", kReduceNames));
+}
+OpKind parse_op_kind(std::string_view name) { return static_cast<OpKind>(parse_name(name, "operation", kOpNames)); }
 
 }  // namespace tessera::comm

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 
+#include "backends/nccl/api.h"
 #include "backends/nccl/nccl_group.h"
 #include "tessera/base/device_stream.h"
 #include "tessera/base/env.h"
@@ -19,25 +20,11 @@ void require_device(MemoryKind kind) {
   if (kind != MemoryKind::device) throw Unsupported("nccl: allocate supports device memory only");
 }
 
-class NcclCommunicator final : public Communicator {
+class NcclCommunicator final : public GroupCommunicator<NcclGroup> {
  public:
-  NcclCommunicator(std::shared_ptr<NcclGroup> group, CommunicatorOptions options)
-      : Communicator(group->rank(), group->size(), std::move(options)), group_(std::move(group)) {}
-  ~NcclCommunicator() override {
-    if (is_parents()) {
-      group_->keep_forever();
-      return;
-    }
-    group_->close();
-  }
-  const Capabilities& capabilities() const noexcept override { return group_->capabilities(); }
+  using GroupCommunicator::GroupCommunicator;
 
  private:
-  Work do_start(const OpDesc& call) override { return group_->start(call); }
-  Work do_batch(std::span<const OpDesc> parts) override { return group_->start_batch(parts); }
-  void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
-  void do_traffic(TrafficStats& snapshot) const override { group_->read_traffic(snapshot); }
-
   std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) override {
     std::shared_ptr<NcclGroup> child = group_->split(color, key, options);
     return child == nullptr ? nullptr : std::make_unique<NcclCommunicator>(std::move(child), this->options());
@@ -67,8 +54,6 @@ class NcclCommunicator final : public Communicator {
       stream.record().wait();
     }
   }
-
-  const std::shared_ptr<NcclGroup> group_;
 };
 
 constexpr EnvVariable kDevice{"TESSERA_NCCL_DEVICE", "", "CUDA device of this rank; default: its local rank"};

@@ -13,27 +13,11 @@
 namespace tessera::comm::shm {
 namespace {
 
-class ShmCommunicator final : public Communicator {
+class ShmCommunicator final : public GroupCommunicator<ShmGroup> {
  public:
-  ShmCommunicator(std::shared_ptr<ShmGroup> group, CommunicatorOptions options, bool is_world)
-      : Communicator(group->rank(), group->size(), std::move(options)), group_(std::move(group)), is_world_(is_world) {}
-
-  ~ShmCommunicator() override {
-    if (is_parents()) {
-      group_->keep_forever();
-      return;
-    }
-    group_->close();
-    if (is_world_) group_->runtime().leave();
-  }
-
-  const Capabilities& capabilities() const noexcept override { return group_->runtime().capabilities(); }
+  using GroupCommunicator::GroupCommunicator;
 
  private:
-  Work do_start(const OpDesc& call) override { return group_->launch(group_->prepare(call, false)); }
-  Work do_batch(std::span<const OpDesc> parts) override { return group_->start_batch(parts, false); }
-  void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
-  void do_traffic(TrafficStats& snapshot) const override { group_->read_traffic(snapshot); }
   std::string_view do_last_algorithm() const noexcept override { return group_->last_algorithm(); }
 
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
@@ -55,11 +39,8 @@ class ShmCommunicator final : public Communicator {
     auto child =
         std::make_shared<ShmGroup>(group_->shared_runtime(), plan.rank, plan.world_ranks(*group_), memory_tracker());
     child->connect(gather_from_members(*group_, plan, child->own_offsets()));
-    return std::make_unique<ShmCommunicator>(std::move(child), options(), false);
+    return std::make_unique<ShmCommunicator>(std::move(child), options());
   }
-
-  const std::shared_ptr<ShmGroup> group_;
-  const bool is_world_;
 };
 
 std::string probe() {

@@ -192,4 +192,33 @@ class TESSERA_API CallVerifier {
   std::map<std::uint64_t, Calls> calls_;  ///< by sequence
 };
 
+/// The communicator over a group of this type: the functions of all backends whose groups are GroupCores.
+template <class Group>
+class GroupCommunicator : public Communicator {
+ public:
+  GroupCommunicator(std::shared_ptr<Group> group, CommunicatorOptions options, bool is_world = false)
+      : Communicator(group->rank(), group->size(), std::move(options)), group_(std::move(group)), is_world_(is_world) {}
+  ~GroupCommunicator() override {
+    if (is_parents()) {
+      group_->keep_forever();
+      return;
+    }
+    group_->close();
+    if constexpr (requires { group_->runtime().leave(); })
+      if (is_world_) group_->runtime().leave();
+  }
+  const Capabilities& capabilities() const noexcept final { return group_->capabilities(); }
+
+ protected:
+  const std::shared_ptr<Group> group_;
+
+ private:
+  Work do_start(const OpDesc& call) final { return group_->start(call); }
+  Work do_batch(std::span<const OpDesc> parts) final { return group_->start_batch(parts); }
+  void do_abort(std::string_view reason) noexcept final { group_->abort(reason); }
+  void do_traffic(TrafficStats& snapshot) const final { group_->read_traffic(snapshot); }
+
+  const bool is_world_;
+};
+
 }  // namespace tessera::comm

@@ -10,36 +10,20 @@ namespace tessera::comm {
 namespace host {
 namespace {
 
-class HostCommunicator final : public Communicator {
+class HostCommunicator final : public GroupCommunicator<HostGroup> {
  public:
   HostCommunicator(std::shared_ptr<HostGroup> group, CommunicatorOptions options, bool is_world)
-      : Communicator(group->rank(), group->size(), std::move(options)), group_(std::move(group)), is_world_(is_world) {
+      : GroupCommunicator(std::move(group), std::move(options), is_world) {
     group_->open();
   }
-  ~HostCommunicator() override {
-    if (is_parents()) {
-      group_->keep_forever();
-      return;
-    }
-    group_->close();
-    if (is_world_) group_->runtime().leave();
-  }
-  const Capabilities& capabilities() const noexcept override { return group_->runtime().capabilities(); }
 
  private:
-  Work do_start(const OpDesc& call) override { return group_->launch(group_->prepare(call, false)); }
-  Work do_batch(std::span<const OpDesc> parts) override { return group_->start_batch(parts, false); }
-  void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
-  void do_traffic(TrafficStats& snapshot) const override { group_->read_traffic(snapshot); }
   std::string_view do_last_algorithm() const noexcept override { return group_->last_algorithm(); }
   std::unique_ptr<Communicator> do_split(int color, int key, const SplitOptions& options) override;
   std::unique_ptr<Communicator> do_create_group(std::span<const int> members, const OpOptions& options) override;
   std::shared_ptr<HostGroup> make_group(const GroupPlan& plan);
   std::unique_ptr<NativeCommunicator> copy_native();
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
-
-  const std::shared_ptr<HostGroup> group_;
-  const bool is_world_;
 };
 
 Buffer HostCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {

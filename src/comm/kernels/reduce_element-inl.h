@@ -17,20 +17,21 @@
 
 namespace tessera::comm {
 
-/// How an element is reduced, and the conversions to and from the type used for it.
+/// How an element is reduced, and the conversions to and from the type used for it, inline as those of
+/// half_loops-inl.h.
 template <class T>
 struct SumNumber {
   using Sum = T;
-  TESSERA_HD static Sum load(T x) { return x; }
-  TESSERA_HD static T store(Sum x) { return x; }
+  [[gnu::always_inline]] TESSERA_HD static Sum load(T x) { return x; }
+  [[gnu::always_inline]] TESSERA_HD static T store(Sum x) { return x; }
 };
 
 /// Halves are reduced in f32.
 template <class Half>
 struct HalfSumNumber {
   using Sum = float;
-  TESSERA_HD static Sum load(Half x) { return base::to_float(x); }
-  TESSERA_HD static Half store(Sum x) { return base::from_float<Half>(x); }
+  [[gnu::always_inline]] TESSERA_HD static Sum load(Half x) { return base::to_float(x); }
+  [[gnu::always_inline]] TESSERA_HD static Half store(Sum x) { return base::from_float<Half>(x); }
 };
 template <>
 struct SumNumber<bf16> : HalfSumNumber<bf16> {};

@@ -9,37 +9,17 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
-#include "tessera/base/half_loops-inl.h"
 #include "tessera/base/vectorize-inl.h"
 #include "tessera/comm/kernels/reduce.h"
+#include "tessera/comm/kernels/reduce_element-inl.h"
 #include "tessera/comm/slices.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::comm::HWY_NAMESPACE {
 
 using Kind = ReduceOp::Kind;
-
-/// The type in which elements of type T are reduced, and the conversions. Signed integers wrap, so they are added as
-/// unsigned.
-template <class T>
-struct AccumulateTraits {
-  using Sum = T;
-  static Sum load(T x) { return x; }
-  static T store(Sum x) { return x; }
-};
-template <>
-struct AccumulateTraits<f16> {
-  using Sum = float;
-  static Sum load(f16 x) { return base::to_float(x); }
-  static f16 store(Sum x) { return base::from_float<f16>(x); }
-};
-template <>
-struct AccumulateTraits<bf16> {
-  using Sum = float;
-  static Sum load(bf16 x) { return base::to_float(x); }
-  static bf16 store(Sum x) { return base::from_float<bf16>(x); }
-};
 
 template <Kind kKind, class S>
 inline S combine(S a, S b) {
@@ -50,7 +30,8 @@ inline S combine(S a, S b) {
     return a + b;
   } else {
     using U = std::make_unsigned_t<S>;
-    // Small types would be promoted to int, in which the product of two u16 may overflow; 64 bits hold all products.
+    // Signed integers wrap, so they are added as unsigned. Small types would be promoted to int, in which the product
+    // of two u16 may overflow; 64 bits hold all products.
     if constexpr (kKind == Kind::prod)
       return static_cast<S>(static_cast<U>(static_cast<std::uint64_t>(static_cast<U>(a)) * static_cast<U>(b)));
     if constexpr (kKind == Kind::min) return a < b ? a : b;
@@ -62,21 +43,11 @@ inline S combine(S a, S b) {
   }
 }
 
-template <class S>
-S multiplier(double factor) {
-  if constexpr (std::is_floating_point_v<S>) {
-    return static_cast<S>(factor);
-  } else {
-    return static_cast<S>(static_cast<std::int64_t>(factor));
-  }
-}
-
 template <Kind kKind, class T, std::size_t kA, std::size_t kB>
-inline typename AccumulateTraits<T>::Sum tree(const T* const* in, const typename AccumulateTraits<T>::Sum* factors,
-                                              std::size_t i) {
-  using S = typename AccumulateTraits<T>::Sum;
+inline typename SumNumber<T>::Sum tree(const T* const* in, const typename SumNumber<T>::Sum* factors, std::size_t i) {
+  using S = typename SumNumber<T>::Sum;
   if constexpr (kB - kA == 1) {
-    const S x = AccumulateTraits<T>::load(in[kA][i]);
+    const S x = SumNumber<T>::load(in[kA][i]);
     if constexpr (kKind == Kind::premul_sum) return combine<Kind::prod, S>(x, factors[kA]);
     return x;
   } else {
@@ -100,7 +71,7 @@ HWY_INLINE void stream_lines(void* out, const void* in, std::size_t bytes) {
 /// The divisor of an average. One of integers may be larger than any of them.
 template <class S>
 struct Divisor {
-  explicit Divisor(double scalar) : value(multiplier<S>(scalar)) {
+  explicit Divisor(double scalar) : value(sum_scalar<S>(scalar)) {
     if constexpr (std::is_integral_v<S>) {
       wide = static_cast<std::int64_t>(scalar);
       fits = value > 0 && static_cast<std::int64_t>(value) == wide;
@@ -113,15 +84,14 @@ struct Divisor {
 
 /// Finishes the tree's result over all sources.
 template <Kind kKind, class T>
-inline T finish(typename AccumulateTraits<T>::Sum sum,
-                [[maybe_unused]] const Divisor<typename AccumulateTraits<T>::Sum>& divisor) {
-  using S = typename AccumulateTraits<T>::Sum;
+inline T finish(typename SumNumber<T>::Sum sum, [[maybe_unused]] const Divisor<typename SumNumber<T>::Sum>& divisor) {
+  using S = typename SumNumber<T>::Sum;
   if constexpr (kKind == Kind::avg && std::is_integral_v<S>)
     sum = divisor.fits ? static_cast<S>(sum / divisor.value)
                        : static_cast<S>(static_cast<std::int64_t>(sum) / divisor.wide);
   else if constexpr (kKind == Kind::avg)
     sum = static_cast<S>(sum / divisor.value);
-  return AccumulateTraits<T>::store(sum);
+  return SumNumber<T>::store(sum);
 }
 
 constexpr std::size_t kFew = 4;  ///< sources that one pass adds
@@ -129,15 +99,15 @@ constexpr std::size_t kFew = 4;  ///< sources that one pass adds
 /// Training spends its time on floating-point sums. They have specialized loops for up to kFew sources; each takes a
 /// second to compile, so all others use the blocks of Reducer, two sources at a time.
 template <Kind kKind, class T>
-constexpr bool kHot = std::is_floating_point_v<typename AccumulateTraits<T>::Sum> &&
+constexpr bool kHot = std::is_floating_point_v<typename SumNumber<T>::Sum> &&
                       (kKind == Kind::sum || kKind == Kind::avg || kKind == Kind::premul_sum);
 
 /// kN sources in one pass, one line of `out` at a time: alternating loads and stores use memory better than a block of
 /// one and then of the other. `out` may be one of the sources, since each element depends only on the same element of
 /// the sources.
 template <Kind kKind, class T, std::size_t kN>
-void add_few(const ReduceTask& work, const typename AccumulateTraits<T>::Sum* factors) {
-  using S = typename AccumulateTraits<T>::Sum;
+void add_few(const ReduceTask& work, const typename SumNumber<T>::Sum* factors) {
+  using S = typename SumNumber<T>::Sum;
   constexpr std::size_t kLine = kStreamLine / sizeof(T);
   const T* in[kN];
   for (std::size_t k = 0; k < kN; ++k) in[k] = static_cast<const T*>(work.sources[k]);
@@ -171,10 +141,10 @@ constexpr std::size_t kBlock = 1024;  // elements: two or three blocks stay in t
 
 /// The tree over kN sources of a block.
 template <Kind kKind, class T, std::size_t kN>
-void fused(const T* const* in, const typename AccumulateTraits<T>::Sum* factors, typename AccumulateTraits<T>::Sum* out,
+void fused(const T* const* in, const typename SumNumber<T>::Sum* factors, typename SumNumber<T>::Sum* out,
            std::size_t count) {
   const T* local[kN];
-  typename AccumulateTraits<T>::Sum by[kN] = {};
+  typename SumNumber<T>::Sum by[kN] = {};
   for (std::size_t k = 0; k < kN; ++k) local[k] = in[k];
   if constexpr (kKind == Kind::premul_sum)
     for (std::size_t k = 0; k < kN; ++k) by[k] = factors[k];
@@ -184,7 +154,7 @@ void fused(const T* const* in, const typename AccumulateTraits<T>::Sum* factors,
 
 template <Kind kKind, class T>
 struct Reducer {
-  using S = typename AccumulateTraits<T>::Sum;
+  using S = typename SumNumber<T>::Sum;
   const void* const* sources;
   const S* factors;
   std::size_t start;
@@ -211,12 +181,12 @@ struct Reducer {
 
 template <Kind kKind, class T>
 void combine_typed(const ReduceTask& work) {
-  using S = typename AccumulateTraits<T>::Sum;
+  using S = typename SumNumber<T>::Sum;
   constexpr std::size_t kMax = kMaxRanks;
   S factors[kKind == Kind::premul_sum ? kMax : 1];
   factors[0] = S{1};
   if constexpr (kKind == Kind::premul_sum)
-    for (std::size_t k = 0; k < work.sources.size(); ++k) factors[k] = multiplier<S>(work.factors[k]);
+    for (std::size_t k = 0; k < work.sources.size(); ++k) factors[k] = sum_scalar<S>(work.factors[k]);
   if constexpr (kHot<kKind, T>) {
     if (work.sources.size() == 2) return add_few<kKind, T, 2>(work, factors);
     if (work.sources.size() == 3) return add_few<kKind, T, 3>(work, factors);
@@ -240,38 +210,23 @@ void combine_typed(const ReduceTask& work) {
 template <class T>
 constexpr bool kHasBits = std::is_unsigned_v<T> || std::is_same_v<T, std::int16_t>;
 
+/// Reduces if the task is of this kind.
 template <Kind kKind, class T>
-void combine_bits(const ReduceTask& work) {
-  if constexpr (kHasBits<T>) combine_typed<kKind, T>(work);
+bool combine_if(const ReduceTask& work) {
+  if (work.op.kind != kKind) return false;
+  if constexpr (kKind < Kind::bit_and || kHasBits<T>) combine_typed<kKind, T>(work);
+  return true;
 }
 
-template <class T>
-void combine_kinds(const ReduceTask& work) {
-  switch (work.op.kind) {
-    case Kind::sum:
-      return combine_typed<Kind::sum, T>(work);
-    case Kind::avg:
-      return combine_typed<Kind::avg, T>(work);
-    case Kind::prod:
-      return combine_typed<Kind::prod, T>(work);
-    case Kind::min:
-      return combine_typed<Kind::min, T>(work);
-    case Kind::max:
-      return combine_typed<Kind::max, T>(work);
-    case Kind::premul_sum:
-      return combine_typed<Kind::premul_sum, T>(work);
-    case Kind::bit_and:
-      return combine_bits<Kind::bit_and, T>(work);
-    case Kind::bit_or:
-      return combine_bits<Kind::bit_or, T>(work);
-    case Kind::bit_xor:
-      return combine_bits<Kind::bit_xor, T>(work);
-  }
+template <class T, std::size_t... kKinds>
+void combine_kinds(const ReduceTask& work, std::index_sequence<kKinds...> /*all*/) {
+  static_cast<void>((combine_if<static_cast<Kind>(kKinds), T>(work) || ...));
 }
 
 void combine_all(const ReduceTask& work) {
   base::with_dtype(work.dtype, [&](auto zero) HWY_ATTR {
-    if constexpr (!std::is_same_v<decltype(zero), bool>) combine_kinds<decltype(zero)>(work);
+    if constexpr (!std::is_same_v<decltype(zero), bool>)
+      combine_kinds<decltype(zero)>(work, std::make_index_sequence<kReduceKinds>{});
   });
   if (work.streaming) hwy::FlushStream();
 }

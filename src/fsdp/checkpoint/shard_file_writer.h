@@ -1,6 +1,7 @@
-// Writer of one rank's checkpoint file, with a thread of its own.
+// Writer of one rank's checkpoint file, with a thread of its own; and the lock of a directory of checkpoints.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -14,6 +15,20 @@
 #include "tessera/fsdp/checkpoint/format.h"
 
 namespace tessera::fsdp::checkpoint {
+
+/// Locks a checkpoint directory for one run: an exclusive flock(2) of the file `.lock` in it, whose text names the
+/// holder. The kernel releases the lock when the process ends, for whatever reason. On a file system without locks it
+/// has no effect.
+class DirectoryLock {
+ public:
+  /// Creates the directory if it does not exist. Waits up to `patience` for the lock, because a killed process may take
+  /// a moment to exit. Throws InvalidUsage if another run still holds the lock, SystemError if the file cannot be
+  /// opened.
+  DirectoryLock(const std::string& directory, std::chrono::milliseconds patience);
+
+ private:
+  base::UniqueFd file_;
+};
 
 /// Accepts the file's bytes in order. The thread hashes and writes them, then flushes the file, then writes its
 /// manifest. Used by one thread besides its own.

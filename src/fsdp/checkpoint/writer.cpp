@@ -4,7 +4,6 @@
 #include <filesystem>
 
 #include "tessera/base/atomic_file.h"
-#include "tessera/fsdp/checkpoint/directory_lock.h"
 #include "tessera/fsdp/checkpoint/format.h"
 #include "tessera/fsdp/checkpoint/shard_file_writer.h"
 

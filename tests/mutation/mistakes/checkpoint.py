@@ -59,7 +59,7 @@ MISTAKES = [
             KILLED, "a crash during the removal of an old step leaves a damaged one"),
     mistake("finite-not-written", "src/fsdp/checkpoint/writer.cpp", "    index_.finite = finite;\n", "    static_cast<void>(finite);\n",
             (CHECKPOINTS, r"^tools\.divergence$"), "steps with infinities or NaN count as finite"),
-    mistake("lock-not-taken", "src/fsdp/checkpoint/directory_lock.cpp", "  if (!mine) {\n", "  if (!mine && false) {\n",
+    mistake("lock-not-taken", "src/fsdp/checkpoint/shard_file_writer.cpp", "  if (!mine) {\n", "  if (!mine && false) {\n",
             (CHECKPOINTS, "tools.checkpoint::CheckpointTest.test_rejects_second_run_in_directory"), "two runs write to one folder"),
     mistake("snapshot-too-early", "src/fsdp/checkpoint/writer.cpp", "    engine.model().runtime().stream().synchronize();  // pending writes to the state are done\n", "",
             CHECKPOINTS, "a checkpoint of a device contains a part of the last update"),

@@ -222,7 +222,7 @@ MISTAKES = [
     # Predictions.
     mistake("sim-order-ignored", "src/plan/world.cpp", "earlier.push_back(last_);", "earlier.push_back(0);", r"^plan\.", "a simulation overlaps operations that one channel runs in sequence"),
     mistake("sim-call-takes-no-time", "src/plan/world.cpp", "clock.advance_host(simulation_->network.busy(operation).count(), name_of(kind));", "simulation_->network.busy(operation);", r"^plan\.", "a simulated call takes nothing from its rank's computation"),
-    mistake("cost-table-outlier-counts-alone", "src/plan/cost_table.cpp", "      pools.back().sum += last.sum;\n", "      pools.back().sum += pools.back().mean();\n", r"^plan\.CostTable", "one disturbed measurement raises the times of all larger sizes"),
+    mistake("cost-table-outlier-counts-alone", "src/plan/kernel_costs.cpp", "      pools.back().sum += last.sum;\n", "      pools.back().sum += pools.back().mean();\n", r"^plan\.CostTable", "one disturbed measurement raises the times of all larger sizes"),
     mistake("sim-abort-ignored", "src/plan/world.cpp", "    if (!simulation_->aborted.empty()) throw base::Aborted(simulation_->aborted);\n", "", r"^plan\.", "operations still succeed after a simulated abort"),
     mistake("sim-one-latency-too-few", "src/plan/network.cpp", "int rounds(comm::OpKind kind) { return kind == comm::OpKind::all_reduce ? 2 : 1; }", "int rounds(comm::OpKind kind) { return kind == comm::OpKind::all_reduce ? 1 : 1; }", (r"^plan\.", r"^plan_simulation\."), "a simulation counts all_reduce as one exchange"),
     mistake("sim-link-not-shared", "src/plan/network.cpp", "spare_[load.link] -= rate * load.bytes / phase.bytes;", "spare_[load.link] -= 0 * load.bytes / phase.bytes;", r"^plan\.", "a link carries more than its bandwidth"),

@@ -71,7 +71,7 @@ MISTAKES = [
     mistake("option-threads", "tools/train/plan.cpp", "  if (o.threads) return *o.threads;\n", "", COMPARE, "--threads does nothing"),
 
     # Figures and files.
-    mistake("loss-of-one-microbatch", "src/fsdp/nn_task.cpp", "mean += loss.item() / static_cast<double>(losses.size());", "mean = loss.item();",
+    mistake("loss-of-one-microbatch", "src/fsdp/training_task.cpp", "mean += loss.item() / static_cast<double>(losses.size());", "mean = loss.item();",
             option("FiguresTest.test_the_loss_is_the_mean_over_microbatches"), "with --accumulate the printed loss is the last microbatch's"),
     mistake("warm-up-counted", "tools/train/trainer.cpp", "values.begin() + 2, values.end()", "values.begin(), values.end()",
             option("FiguresTest.test_times_exclude_first_two_steps"), "step_ms includes warm-up steps"),
@@ -79,7 +79,7 @@ MISTAKES = [
             option("FiguresTest.test_times_exclude_first_two_steps"), "p95 is the median"),
     mistake("eval-counts-windows-twice", "tools/train/measurements.cpp", "sums[1] += static_cast<double>(real);", "sums[1] += static_cast<double>(at_once);",
             COMPARE, "--eval depends on the number of ranks"),
-    mistake("eval-with-dropout", "src/fsdp/nn_task.cpp", "  const nn::EvaluationScope no_dropout(context());\n", "",
+    mistake("eval-with-dropout", "src/fsdp/training_task.cpp", "  const nn::EvaluationScope no_dropout(context());\n", "",
             option("FiguresTest.test_an_evaluation_has_no_dropout"), "--eval applies dropout"),
     mistake("trace-of-one-rank", "tools/train/step_recorder.cpp", "mine.push_back({static_cast<int>(e.kind), e.unit, e.rank,", "mine.push_back({static_cast<int>(e.kind), e.unit, 0,",
             COMPARE, "--trace shows all ranks as one"),
@@ -117,8 +117,8 @@ MISTAKES = [
     mistake("plan-pads-nothing", "tools/plan/zero_table.cpp", "  return (parameters + shards - 1) / shards * shards;", "  return parameters;", r"^tools\.ZeroTable\.", "shards that are too small for the last elements"),
     mistake("cluster-ignores-unknown-keys", "tools/plan/cluster_file.cpp", "      if (!known_.contains(key)) value.fail(", "      if (false) value.fail(", r"^tools\.ClusterFile\.", "a misspelled key of a cluster file has no effect"),
     mistake("cluster-loses-sharing", "tools/plan/cluster_file.cpp", "  if (json.has(\"sharing\")) cluster.sharing = static_cast<PortSharing>(json.choice(\"sharing\", kSharing));\n", "  json.has(\"sharing\");\n", r"^tools\.ClusterFile\.", "a cluster file's sharing has no effect"),
-    mistake("chakra-forgets-joins", "src/plan/step_graph.cpp", "      nodes_of[id - tasks.first] = std::move(after);\n", "", r"^tools\.chakra$", "waits for streams are missing in Chakra traces"),
-    mistake("chakra-prunes-too-much", "src/plan/step_graph.cpp", "reached_[later][place.chain] >= place.position;", "reached_[later][place.chain] > 0;", r"^tools\.chakra$",
+    mistake("chakra-forgets-joins", "src/plan/task_graph.cpp", "      nodes_of[id - tasks.first] = std::move(after);\n", "", r"^tools\.chakra$", "waits for streams are missing in Chakra traces"),
+    mistake("chakra-prunes-too-much", "src/plan/task_graph.cpp", "reached_[later][place.chain] >= place.position;", "reached_[later][place.chain] > 0;", r"^tools\.chakra$",
             "dependencies are missing in Chakra traces"),
     mistake("chakra-starts-before-groups", "bench/plan_chakra.py", " if after else varint(GROUPS_NODE))", ")", r"^tools\.chakra$", "operations start before their groups are known"),
     mistake("chakra-groups-of-rank-0", "bench/plan_chakra.py", "framed(groups_node(mine))", "framed(groups_node(groups.of_rank(0)))", r"^tools\.chakra$", "all ranks list the groups of rank 0"),

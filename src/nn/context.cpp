@@ -1,11 +1,17 @@
 #include "tessera/nn/context.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 
+#include "tessera/base/error.h"
 #include "tessera/nn/attention_library.h"
+#include "tessera/nn/graph_capture.h"
 #include "tessera/nn/host_access.h"
+#include "tessera/nn/products.h"
 #include "tessera/nn/tape.h"
+#include "tessera/nn/variables.h"
 
 namespace tessera::nn {
 
@@ -50,6 +56,58 @@ ForwardStateScope::ForwardStateScope(Context& context, const ForwardState& state
 ForwardStateScope::~ForwardStateScope() {
   context_.random_ = previous_.random;
   context_.training_ = previous_.training;
+}
+
+AttentionLibrary parse_attention_library(std::string_view text) {
+  if (text == "auto") return AttentionLibrary::automatic;
+  if (text == "cudnn") return AttentionLibrary::cudnn;
+  if (text == "own") return AttentionLibrary::own;
+  throw base::InvalidUsage(std::string(kAttentionVariable.name) + " is '" + std::string(text) +
+                           "', needs auto, cudnn or own");
+}
+
+AttentionLibrary attention_library_of_environment() {
+  return parse_attention_library(base::env_or_default(kAttentionVariable));
+}
+
+Products parse_products(std::string_view text) {
+  if (text == "library") return Products::library;
+  if (text == "own") return Products::own;
+  throw base::InvalidUsage(std::string(kProductsVariable.name) + " is '" + std::string(text) +
+                           "', needs own or library");
+}
+
+std::string_view name_of(Products products) { return products == Products::own ? "own" : "library"; }
+
+Products products_of_environment(Products otherwise) {
+  const std::optional<std::string> text = base::read_env(kProductsVariable);
+  return text ? parse_products(*text) : otherwise;
+}
+
+GraphCapture::GraphCapture(Context& context, MemoryPool& memory) : context_(context), memory_(memory) {
+  context_.runtime().begin_capture(context_.stream());
+  context_.memory().swap(memory_);
+  context_.capturing_ = true;
+}
+
+void GraphCapture::end() noexcept {
+  open_ = false;
+  context_.capturing_ = false;
+  context_.memory().swap(memory_);
+}
+
+GraphCapture::~GraphCapture() {
+  if (!open_) return;
+  end();
+  try {
+    context_.runtime().end_capture(context_.stream());
+  } catch (const std::exception&) {  // the first error is already propagating
+  }
+}
+
+std::unique_ptr<base::Graph> GraphCapture::finish() {
+  end();
+  return context_.runtime().end_capture(context_.stream());
 }
 
 }  // namespace tessera::nn

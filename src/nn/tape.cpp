@@ -2,8 +2,10 @@
 
 #include "tessera/nn/module.h"
 #include "tessera/nn/ops/dispatch.h"
+#include "tessera/nn/saved_tensor.h"
 
 namespace tessera::nn {
+
 Tape::~Tape() = default;
 
 void Tape::record(std::string_view op, const Tensor& output, std::function<void()> backward) {
@@ -75,6 +77,17 @@ Tape* recording(std::initializer_list<Tensor> inputs, Tensor& output) {
     return tape;
   }
   return nullptr;
+}
+
+const Tensor& Recomputation::result() {
+  if (!result_) result_ = compute_();
+  return result_;
+}
+
+SavedTensor::SavedTensor(const Tensor& x) {
+  if (!x) return;
+  again_ = x.recomputation();
+  if (again_ == nullptr) kept_ = x;
 }
 
 }  // namespace tessera::nn

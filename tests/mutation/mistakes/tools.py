@@ -85,7 +85,7 @@ MISTAKES = [
             COMPARE, "--trace shows all ranks as one"),
     mistake("export-misses-the-last-step", "tools/train/trainer.cpp", "    engine_.sync_replicas();  // with a sync period: makes all replicas equal for what follows\n", "",
             option("FiguresTest.test_replicas_sync_before_export"), "local_sgd exports one replica"),
-    mistake("adapter-config-alpha", "src/nn/peft_adapter.cpp", "{\"lora_alpha\", options.alpha},", "{\"lora_alpha\", options.rank},", r"^tools\.lora$", "PEFT scales an exported adapter wrongly"),
+    mistake("adapter-config-alpha", "src/nn/lora.cpp", "{\"lora_alpha\", options.alpha},", "{\"lora_alpha\", options.rank},", r"^tools\.lora$", "PEFT scales an exported adapter wrongly"),
     mistake("json-of-a-full-disk", "tools/train/train.cpp", "    if (!write_all(file_.get(), text)) throw base::SystemError(option_ + \": writing failed; is the disk full?\");\n", "    write_all(file_.get(), text);\n",
             option("FiguresTest.test_results_that_cannot_be_written_are_an_error"), "--json on a full disk exits with code 0"),
     mistake("lost-output-is-success", "tools/main.cpp", "std::fflush(stdout) == 0 && std::ferror(stdout) == 0", "std::fflush(stdout) != 12345",

@@ -1,4 +1,4 @@
-#include "tessera/nn/kernels/cpu/onednn.h"
+#include "tessera/nn/kernels/cpu/products.h"
 
 #include <gmock/gmock.h>
 

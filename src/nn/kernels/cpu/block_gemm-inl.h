@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "tessera/nn/kernels/cpu/attention_block.h"
 #include "tessera/nn/kernels/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -26,18 +27,21 @@ enum class Triangle {
 /// Rows of C that are computed together. 6 x 2 sums and two vectors of B fit in AVX2's 16 registers.
 inline constexpr std::size_t kStripRows = 6;
 
-/// C[m, n] += (or =) A[m, k] B[k, n]. A's element (i, l) is a[i * a_row + l * a_column]. B's rows are readable up to n
-/// rounded up to kLanes; C's rows are not accessed beyond n.
+/// What a product does with what C held before.
+enum class Output : bool { overwrite, add };
+
+/// C[m, n] = (or +=) A[m, k] B[k, n]. A's element (i, l) is a.data[i * a.row + l * a.column]. B's rows are readable up
+/// to n rounded up to kLanes; C's rows are not accessed beyond n.
 template <class T>
 struct BlockGemm {
   std::size_t m = 0, n = 0, k = 0;
-  const T* a = nullptr;
-  std::size_t a_row = 0, a_column = 1;
-  const T* b = nullptr;
-  std::size_t b_row = 0;
-  T* c = nullptr;
-  std::size_t c_row = 0;
-  bool accumulate = false;
+  struct {
+    const T* data;
+    std::size_t row, column = 1;
+  } a;
+  Rows<const T> b;
+  Rows<T> c;
+  Output output = Output::overwrite;
   Triangle triangle = Triangle::none;
 };
 
@@ -49,14 +53,14 @@ HWY_INLINE void strip(const BlockGemm<T>& g, std::size_t begin, std::size_t end,
   HWY_UNROLL(6)
   for (std::size_t r = 0; r < R; ++r) HWY_UNROLL(2)
   for (std::size_t v = 0; v < V; ++v)
-    sum[r][v] = g.accumulate ? load<T>(c + r * c_row + v * kLanes<T>) : hn::Zero(Tag<T>());
+    sum[r][v] = g.output == Output::add ? load<T>(c + r * c_row + v * kLanes<T>) : hn::Zero(Tag<T>());
   for (std::size_t l = begin; l < end; ++l) {
     Vec<T> line[V];
     HWY_UNROLL(2)
-    for (std::size_t v = 0; v < V; ++v) line[v] = load<T>(b + l * g.b_row + v * kLanes<T>);
+    for (std::size_t v = 0; v < V; ++v) line[v] = load<T>(b + l * g.b.stride + v * kLanes<T>);
     HWY_UNROLL(6)
     for (std::size_t r = 0; r < R; ++r) {
-      const Vec<T> factor = hn::Set(Tag<T>(), a[r * g.a_row + l * g.a_column]);
+      const Vec<T> factor = hn::Set(Tag<T>(), a[r * g.a.row + l * g.a.column]);
       HWY_UNROLL(2)
       for (std::size_t v = 0; v < V; ++v) sum[r][v] = mul_add<T>(factor, line[v], sum[r][v]);
     }
@@ -66,23 +70,13 @@ HWY_INLINE void strip(const BlockGemm<T>& g, std::size_t begin, std::size_t end,
   for (std::size_t v = 0; v < V; ++v) store<T>(sum[r][v], c + r * c_row + v * kLanes<T>);
 }
 
-template <std::size_t V, class T>
+/// strip() with as many rows as remain, of at most R.
+template <std::size_t R, std::size_t V, class T>
 HWY_INLINE void strip_rows(std::size_t rows, const BlockGemm<T>& g, std::size_t begin, std::size_t end, const T* a,
                            const T* b, T* c, std::size_t c_row) {
-  switch (rows) {
-    case 1:
-      return strip<1, V>(g, begin, end, a, b, c, c_row);
-    case 2:
-      return strip<2, V>(g, begin, end, a, b, c, c_row);
-    case 3:
-      return strip<3, V>(g, begin, end, a, b, c, c_row);
-    case 4:
-      return strip<4, V>(g, begin, end, a, b, c, c_row);
-    case 5:
-      return strip<5, V>(g, begin, end, a, b, c, c_row);
-    default:
-      return strip<6, V>(g, begin, end, a, b, c, c_row);
-  }
+  if constexpr (R > 1)
+    if (rows < R) return strip_rows<R - 1, V>(rows, g, begin, end, a, b, c, c_row);
+  strip<R, V>(g, begin, end, a, b, c, c_row);
 }
 
 /// Columns [column, column + V vectors) of all rows.
@@ -96,17 +90,17 @@ HWY_INLINE void panel(const BlockGemm<T>& g, std::size_t column) {
     if (g.triangle == Triangle::c_lower && column >= row + rows) continue;
     const std::size_t begin = g.triangle == Triangle::a_upper ? std::min(row, g.k) : 0;
     const std::size_t end = g.triangle == Triangle::a_lower ? std::min(g.k, row + rows) : g.k;
-    T* c = g.c + row * g.c_row + column;
+    T* c = g.c.data + row * g.c.stride + column;
     if (columns == kWidth) {
-      strip_rows<V>(rows, g, begin, end, g.a + row * g.a_row, g.b + column, c, g.c_row);
+      strip_rows<kStripRows, V>(rows, g, begin, end, g.a.data + row * g.a.row, g.b.data + column, c, g.c.stride);
       continue;
     }
     alignas(64) T padded[kStripRows * kWidth] = {};
-    for (std::size_t r = 0; r < rows && g.accumulate; ++r)
-      std::copy(c + r * g.c_row, c + r * g.c_row + columns, padded + r * kWidth);
-    strip_rows<V>(rows, g, begin, end, g.a + row * g.a_row, g.b + column, padded, kWidth);
+    for (std::size_t r = 0; r < rows && g.output == Output::add; ++r)
+      std::copy(c + r * g.c.stride, c + r * g.c.stride + columns, padded + r * kWidth);
+    strip_rows<kStripRows, V>(rows, g, begin, end, g.a.data + row * g.a.row, g.b.data + column, padded, kWidth);
     for (std::size_t r = 0; r < rows; ++r)
-      std::copy(padded + r * kWidth, padded + r * kWidth + columns, c + r * g.c_row);
+      std::copy(padded + r * kWidth, padded + r * kWidth + columns, c + r * g.c.stride);
   }
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/nn/kernels/cpu/gemm_tile.h"
+#include "tessera/nn/kernels/cpu/products.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
 
 namespace tessera::nn::kernels {

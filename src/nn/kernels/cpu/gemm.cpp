@@ -1,14 +1,10 @@
 #include "tessera/nn/kernels/gemm.h"
 
-#include <mutex>
 #include <string>
 #include <type_traits>
 
 #include "tessera/base/error.h"
-#include "tessera/nn/kernels/cpu/gemm_tile.h"
-#include "tessera/nn/kernels/cpu/onednn.h"
-#include "tessera/nn/kernels/cpu/openblas.h"
-#include "tessera/nn/kernels/cpu/own_product.h"
+#include "tessera/nn/kernels/cpu/products.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
 #include "tessera/nn/kernels/elementwise.h"
 
@@ -19,42 +15,6 @@ using base::dtype_of;
 using base::f16;
 
 namespace {
-
-/// Guards a thread's first product, in which BLAS maps its buffer. Throws SystemError if there is no address space for
-/// its buffer and for those of other threads that are in their first product.
-class FirstProduct {
- public:
-  FirstProduct() {
-    if (done()) return;
-    const std::lock_guard lock(pending().mutex);
-    require_blas_buffers(pending().threads + 1);
-    ++pending().threads;
-    counted_ = true;
-  }
-  ~FirstProduct() {
-    if (!counted_) return;
-    done() = true;
-    const std::lock_guard lock(pending().mutex);
-    --pending().threads;
-  }
-  FirstProduct(const FirstProduct&) = delete;
-  FirstProduct& operator=(const FirstProduct&) = delete;
-
- private:
-  struct Pending {
-    std::mutex mutex;
-    std::size_t threads = 0;
-  };
-  static Pending& pending() {
-    static Pending the;
-    return the;
-  }
-  static bool& done() {
-    thread_local bool the = false;
-    return the;
-  }
-  bool counted_ = false;
-};
 
 // BLAS rounds an element differently at different positions in a tile (its edge kernels sum in another order), so one
 // call for the whole matrix and several calls for its tiles give different bits. Every number of threads therefore uses
@@ -76,12 +36,6 @@ Tiling tiling(std::size_t m, std::size_t n) {
   const std::size_t columns = tiles_of(tiles_of(n, column_tiles), 48) * 48;
   column_tiles = tiles_of(n, columns);
   return {rows, columns, column_tiles, tiles_of(m, rows) * column_tiles};
-}
-
-blasint blas_int(std::size_t value) {
-  if (value > 0x7fffffff)
-    throw base::InvalidUsage("gemm: size " + std::to_string(value) + " exceeds the limit of BLAS, 2^31 - 1");
-  return static_cast<blasint>(value);
 }
 
 /// True if oneDNN computes the product.
@@ -108,21 +62,6 @@ void multiply_by_onednn(const GemmArgs<T>& g, const T* bias) {
             .c = g.c,
             .c_row = g.ldc,
             .accumulate = g.accumulate});
-}
-
-template <class T>
-void multiply_by_blas(const GemmArgs<T>& g) {
-  const auto ta = g.trans_a == Transpose::yes ? CblasTrans : CblasNoTrans;
-  const auto tb = g.trans_b == Transpose::yes ? CblasTrans : CblasNoTrans;
-  const blasint m = blas_int(g.m), n = blas_int(g.n), k = blas_int(g.k);
-  const OpenBlas& blas = open_blas();
-  const FirstProduct first;
-  const blasint lda = blas_int(g.lda), ldb = blas_int(g.ldb), ldc = blas_int(g.ldc);
-  const T beta = g.accumulate ? T(1) : T(0);
-  if constexpr (std::is_same_v<T, float>)
-    blas.sgemm(CblasRowMajor, ta, tb, m, n, k, 1, g.a, lda, g.b, ldb, beta, g.c, ldc);
-  else
-    blas.dgemm(CblasRowMajor, ta, tb, m, n, k, 1, g.a, lda, g.b, ldb, beta, g.c, ldc);
 }
 
 /// C's tile [row, row + rows) x [column, column + columns).
@@ -206,7 +145,7 @@ std::string products_name(Products products) {
   if (products == Products::own) return "tessera";
   const std::string onednn = onednn_name();
   if (!onednn.empty()) return onednn;
-  return open_blas().name;
+  return blas_name();
 }
 
 template <class T>

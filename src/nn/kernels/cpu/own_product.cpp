@@ -1,4 +1,4 @@
-#include "tessera/nn/kernels/cpu/own_product.h"
+#include "tessera/nn/kernels/cpu/products.h"
 
 #include <algorithm>
 #include <cstdint>

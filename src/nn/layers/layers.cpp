@@ -1,9 +1,18 @@
-#include "tessera/nn/layers/norm.h"
+// The layers of few lines each.
+#include "tessera/nn/layers/mlp.h"
 
+#include "tessera/nn/layers/embedding.h"
+#include "tessera/nn/layers/norm.h"
+#include "tessera/nn/layers/sequential.h"
 #include "tessera/nn/ops/arithmetic.h"
+#include "tessera/nn/ops/embedding.h"
 
 namespace tessera::nn {
 namespace {
+
+LinearOptions projection(const GatedMlpOptions& options, std::int64_t in, std::int64_t out) {
+  return {.in = in, .out = out, .bias = options.bias, .deviation = options.deviation};
+}
 
 /// Keeps the output of a norm with hooks, which may be a unit of its own: its parameters have no memory while the
 /// backward of its consumer runs.
@@ -30,6 +39,34 @@ ops::SummedNorm norm_of_sum(Norm& norm, const Tensor& x, const Tensor& added, bo
 
 }  // namespace
 
+Mlp::Mlp(Context& context, const MlpOptions& options)
+    : Layer(context),
+      activation_(options.activation),
+      c_fc_(add<Linear>("c_fc", conv1d(options.width, options.hidden, options.deviation))),
+      c_proj_(add<Linear>("c_proj", conv1d(options.hidden, options.width, options.projection_deviation))),
+      dropout_(add<Dropout>("dropout", options.residual_dropout)) {}
+
+Tensor Mlp::forward(const Tensor& x) { return dropout_(c_proj_(c_fc_(x, activation_))); }
+
+GatedMlp::GatedMlp(Context& context, const GatedMlpOptions& options)
+    : Layer(context),
+      gate_proj_(add<Linear>("gate_proj", projection(options, options.width, options.hidden))),
+      up_proj_(add<Linear>("up_proj", projection(options, options.width, options.hidden))),
+      down_proj_(add<Linear>("down_proj", projection(options, options.hidden, options.width))) {}
+
+Tensor GatedMlp::forward(const Tensor& x) {
+  // Arguments of one call are evaluated in an order of the compiler's, which would be that of the gradients' sum.
+  const Tensor gate = gate_proj_(x);
+  const Tensor up = up_proj_(x);
+  return down_proj_(ops::swiglu(gate, up));
+}
+
+Embedding::Embedding(Context& context, const EmbeddingOptions& options)
+    : Layer(context),
+      weight_(add_parameter("weight", {options.rows, options.width}, Init::normal(options.deviation))) {}
+
+Tensor Embedding::forward(const Tensor& ids) { return ops::embedding(ids, weight_.tensor()); }
+
 LayerNorm::LayerNorm(Context& context, const NormOptions& options)
     : Layer(context),
       eps_(options.eps),
@@ -53,6 +90,17 @@ Tensor RMSNorm::forward(const Tensor& x) { return keep_if_unit(*this, ops::rms_n
 ops::SummedNorm RMSNorm::of_sum(const Tensor& x, const Tensor& added) {
   return norm_of_sum(*this, x, added, is_boundary() || checkpoints_activations(),
                      [&] { return ops::add_rms_norm(x, added, weight_.tensor(), eps_); });
+}
+
+Sequential& Sequential::append(std::function<Tensor(const Tensor&)> function) {
+  calls_.push_back(std::move(function));
+  return *this;
+}
+
+Tensor Sequential::forward(const Tensor& x) {
+  Tensor y = x;
+  for (const auto& call : calls_) y = call(y);
+  return y;
 }
 
 }  // namespace tessera::nn

@@ -1,22 +1,30 @@
+#include <limits>
+
+#include "tessera/base/portable_math.h"
 #include "tessera/nn/kernels/cpu/attention_block.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tessera/nn/kernels/cpu/attention_backward.cpp"
+#define HWY_TARGET_INCLUDE "tessera/nn/kernels/cpu/attention.cpp"
 #include "hwy/foreach_target.h"  // includes this file once per instruction set
 
 #include "tessera/nn/kernels/cpu/block_gemm-inl.h"
 #include "tessera/nn/kernels/cpu/math-inl.h"
 
-#ifndef TESSERA_NN_KERNELS_ATTENTION_BACKWARD_ONCE
-#define TESSERA_NN_KERNELS_ATTENTION_BACKWARD_ONCE
+#ifndef TESSERA_NN_KERNELS_ATTENTION_ONCE
+#define TESSERA_NN_KERNELS_ATTENTION_ONCE
 namespace tessera::nn::kernels {
+/// The queries of one block of one head.
+struct QueryBlock {
+  std::size_t batch, head, block;
+};
 template <class T>
-struct AttentionBackwardTable {
+struct AttentionTable {
+  void (*forward)(const AttentionForward<T>&, QueryBlock, T* scratch);
   /// delta[batch, heads, positions]: the product of out and dout per row, over the positions of one head.
   void (*row_products)(const AttentionBackward<T>&, std::size_t batch, std::size_t head, T* delta);
   /// All gradients of one batch entry and key/value head.
-  void (*head)(const AttentionBackward<T>&, std::size_t batch, std::size_t kv_head, const T* delta, T* scratch);
+  void (*backward)(const AttentionBackward<T>&, std::size_t batch, std::size_t kv_head, const T* delta, T* scratch);
 };
 }  // namespace tessera::nn::kernels
 #endif
@@ -24,6 +32,107 @@ struct AttentionBackwardTable {
 HWY_BEFORE_NAMESPACE();
 namespace tessera::nn::kernels::HWY_NAMESPACE {
 namespace {
+
+/// The running softmax of a block of queries. Per query: the largest score so far, the sum of exponentials relative to
+/// it, and the factor by which the last step scaled the earlier results.
+template <class T>
+struct Running {
+  T* max;
+  T* sum;
+  T* shrink;
+};
+
+/// Turns the scores in s[key, query] into exp(score - new max), zero above the diagonal if `diagonal`. Queries lie
+/// along the vector, so no step adds across lanes.
+template <class T>
+void softmax_step(T* s, std::size_t keys, bool diagonal, const Running<T>& running) {
+  for (std::size_t q = 0; q < kAttentionBlock; q += kLanes<T>) {
+    const Vec<T> query = hn::Iota(Tag<T>(), static_cast<T>(q));
+    const std::size_t seen = diagonal ? std::min(keys, q + kLanes<T>) : keys;
+    const Vec<T> lowest = hn::Set(Tag<T>(), -std::numeric_limits<T>::infinity());
+    const Vec<T> old = load<T>(running.max + q);
+    Vec<T> max = old;
+    for (std::size_t key = 0; key < seen; ++key) {
+      T* at = s + key * kAttentionBlock + q;
+      Vec<T> score = load<T>(at);
+      if (diagonal && key > q) {
+        score = hn::IfThenElse(hn::Lt(query, set<T>(static_cast<double>(key))), lowest, score);
+        store<T>(score, at);
+      }
+      max = max_of<T>(max, score);
+    }
+    Vec<T> sum = hn::Zero(Tag<T>());
+    for (std::size_t key = 0; key < seen; ++key) {
+      T* at = s + key * kAttentionBlock + q;
+      const Vec<T> p = exp<T>(hn::Sub(load<T>(at), max));
+      store<T>(p, at);
+      sum = hn::Add(sum, p);
+    }
+    // Products skip zeros only in strips of rows, so all elements that a strip still reads must be zero.
+    for (std::size_t key = seen; key < std::min(keys, seen + kStripRows); ++key)
+      store<T>(hn::Zero(Tag<T>()), s + key * kAttentionBlock + q);
+    const Vec<T> shrink = exp<T>(hn::Sub(old, max));
+    store<T>(max, running.max + q);
+    store<T>(shrink, running.shrink + q);
+    store<T>(mul_add<T>(load<T>(running.sum + q), shrink, sum), running.sum + q);
+  }
+}
+
+/// Multiplies each of `count` rows by a factor of its own.
+template <class T>
+void scale_rows(T* rows, std::size_t count, std::size_t width, const T* factors) {
+  for (std::size_t r = 0; r < count; ++r) {
+    const Vec<T> factor = hn::Set(Tag<T>(), factors[r]);
+    map<T>(
+        rows + r * width, width, [&](Vec<T> x) HWY_ATTR { return hn::Mul(x, factor); },
+        static_cast<const T*>(rows + r * width));
+  }
+}
+
+template <class T>
+void forward_block(const AttentionForward<T>& a, QueryBlock at, T* scratch) {
+  const AttentionShape& shape = a.shape;
+  const std::size_t dim = shape.dim, padded_width = padded_dim(dim), n = kAttentionBlock;
+  const std::size_t kv_head = at.head / (shape.heads / shape.kv_heads);
+  const std::size_t first = at.block * n, queries = std::min(n, shape.positions - first);
+  T* q_t = scratch;                // [dim, block], scaled
+  T* sum = q_t + rows_block(dim);  // [block, wide]: the output before normalization
+  T* v_room = sum + rows_block(dim);
+  T* s = v_room + rows_block(dim);  // [key, query]
+  const Running<T> running{s + kScoreBlock, s + kScoreBlock + n, s + kScoreBlock + 2 * n};
+
+  const Rows<const T> q = rows_of(a.q, at.batch, at.head, first);
+  transpose_scaled<T>(q.data, q.stride, queries, dim, static_cast<T>(score_scale(shape)), q_t, n);
+  std::fill_n(sum, rows_block(dim), T(0));
+  std::fill_n(running.max, n, std::numeric_limits<T>::lowest());
+  std::fill_n(running.sum, n, T(0));
+
+  const std::size_t last = shape.causal ? at.block : tiles_of(shape.positions, n) - 1;
+  for (std::size_t block = 0; block <= last; ++block) {
+    const std::size_t key = block * n, keys = std::min(n, shape.positions - key);
+    const bool diagonal = shape.causal && block == at.block;
+    const Triangle c_upper = diagonal ? Triangle::c_upper : Triangle::none;
+    const Triangle a_lower = diagonal ? Triangle::a_lower : Triangle::none;
+    const Rows<const T> k = rows_of(a.k, at.batch, kv_head, key);
+    block_gemm<T>({keys, n, dim, {k.data, k.stride}, {q_t, n}, {s, n}, Output::overwrite, c_upper});
+    softmax_step(s, keys, diagonal, running);
+    drop_weights<T>(shape, a.dropout, {s, 1, n, at.batch, at.head, first, queries, key, keys});
+    if (block > 0) scale_rows(sum, queries, padded_width, running.shrink);
+    const Rows<const T> v = padded(rows_of(a.v, at.batch, kv_head, key), keys, dim, v_room);
+    block_gemm<T>({queries, padded_width, keys, {s, 1, n}, v, {sum, padded_width}, Output::add, a_lower});
+  }
+
+  const Rows<T> out = rows_of(a.out, at.batch, at.head, first);
+  for (std::size_t r = 0; r < queries; ++r) {
+    const Vec<T> inverse = hn::Set(Tag<T>(), T(1) / running.sum[r]);
+    map<T>(
+        out.data + r * out.stride, dim, [&](Vec<T> x) HWY_ATTR { return hn::Mul(x, inverse); },
+        static_cast<const T*>(sum + r * padded_width));
+    if (a.log_sum_exp)
+      a.log_sum_exp[(at.batch * shape.heads + at.head) * shape.positions + first + r] =
+          running.max[r] + static_cast<T>(base::portable::log(running.sum[r]));
+  }
+}
 
 template <class T>
 void row_products(const AttentionBackward<T>& a, std::size_t batch, std::size_t head, T* delta) {
@@ -98,68 +207,19 @@ void pair_of_blocks(const AttentionBackward<T>& a, const Pair& at, Rows<const T>
   const Rows<const T> dout = padded(rows_of(a.dout, at.batch, at.head, first), queries, dim, room.dout);
   const Triangle c_lower = diagonal ? Triangle::c_lower : Triangle::none;
   const Triangle a_upper = diagonal ? Triangle::a_upper : Triangle::none;
+  const Triangle a_lower = diagonal ? Triangle::a_lower : Triangle::none;
+  const Output dq_output = at.key_block > 0 || a.accumulate_dq ? Output::add : Output::overwrite;
 
-  block_gemm<T>({.m = queries,
-                 .n = n,
-                 .k = dim,
-                 .a = q.data,
-                 .a_row = q.stride,
-                 .b = room.k_t,
-                 .b_row = n,
-                 .c = room.p,
-                 .c_row = n,
-                 .triangle = c_lower});
-  block_gemm<T>({.m = queries,
-                 .n = n,
-                 .k = dim,
-                 .a = dout.data,
-                 .a_row = dout.stride,
-                 .b = room.v_t,
-                 .b_row = n,
-                 .c = room.ds,
-                 .c_row = n,
-                 .triangle = c_lower});
+  block_gemm<T>({queries, n, dim, {q.data, q.stride}, {room.k_t, n}, {room.p, n}, Output::overwrite, c_lower});
+  block_gemm<T>({queries, n, dim, {dout.data, dout.stride}, {room.v_t, n}, {room.ds, n}, Output::overwrite, c_lower});
   WeightBlock<T> weights{room.ds, n, 1, at.batch, at.head, first, queries, at.key_block * n, keys};
   drop_weights(shape, a.dropout, weights);  // dropped weights contribute no gradient
   probabilities(room, queries, diagonal, static_cast<T>(score_scale(shape)), a.log_sum_exp + row, delta + row);
   weights.data = room.p;
   drop_weights(shape, a.dropout, weights);
-  block_gemm<T>({.m = keys,
-                 .n = padded_width,
-                 .k = queries,
-                 .a = room.p,
-                 .a_row = 1,
-                 .a_column = n,
-                 .b = dout.data,
-                 .b_row = dout.stride,
-                 .c = room.dv,
-                 .c_row = padded_width,
-                 .accumulate = true,
-                 .triangle = a_upper});
-  block_gemm<T>({.m = keys,
-                 .n = padded_width,
-                 .k = queries,
-                 .a = room.ds,
-                 .a_row = 1,
-                 .a_column = n,
-                 .b = q.data,
-                 .b_row = q.stride,
-                 .c = room.dk,
-                 .c_row = padded_width,
-                 .accumulate = true,
-                 .triangle = a_upper});
-  const Rows<T> dq = rows_of(a.dq, at.batch, at.head, first);
-  block_gemm<T>({.m = queries,
-                 .n = dim,
-                 .k = keys,
-                 .a = room.ds,
-                 .a_row = n,
-                 .b = k.data,
-                 .b_row = k.stride,
-                 .c = dq.data,
-                 .c_row = dq.stride,
-                 .accumulate = at.key_block > 0 || a.accumulate_dq,
-                 .triangle = diagonal ? Triangle::a_lower : Triangle::none});
+  block_gemm<T>({keys, padded_width, queries, {room.p, 1, n}, dout, {room.dv, padded_width}, Output::add, a_upper});
+  block_gemm<T>({keys, padded_width, queries, {room.ds, 1, n}, q, {room.dk, padded_width}, Output::add, a_upper});
+  block_gemm<T>({queries, dim, keys, {room.ds, n}, k, rows_of(a.dq, at.batch, at.head, first), dq_output, a_lower});
 }
 
 template <class T>
@@ -192,8 +252,8 @@ void head_gradients(const AttentionBackward<T>& a, std::size_t batch, std::size_
 }
 
 template <class T>
-constexpr AttentionBackwardTable<T> kTable{&row_products<T>, &head_gradients<T>};
-TESSERA_KERNEL_TABLES(AttentionBackwardTable, attention_backward_tables)
+constexpr AttentionTable<T> kTable{&forward_block<T>, &row_products<T>, &head_gradients<T>};
+TESSERA_KERNEL_TABLES(AttentionTable, attention_tables)
 
 }  // namespace
 }  // namespace tessera::nn::kernels::HWY_NAMESPACE
@@ -201,13 +261,36 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera::nn::kernels {
-TESSERA_CHOSEN_KERNELS(AttentionBackwardTable, attention_backward_tables)
+TESSERA_CHOSEN_KERNELS(AttentionTable, attention_tables)
 namespace {
+
 /// Elements of the row products, which precede the threads' blocks; whole cache lines.
 std::size_t delta_elements(const AttentionShape& shape) {
   return (shape.batch * shape.heads * shape.positions + 15) / 16 * 16;
 }
+
 }  // namespace
+
+std::size_t attention_forward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
+                                            std::size_t element_bytes) {
+  return threads * forward_scratch(shape.dim) * element_bytes;
+}
+
+template <class T>
+void attention_forward(ThreadPool& pool, const AttentionForward<T>& args) {
+  check(args.shape);
+  const auto& table = kernels<T>();
+  const std::size_t blocks = tiles_of(args.shape.positions, kAttentionBlock);
+  pool.parallel_for(args.shape.batch * args.shape.heads * blocks, [&](std::size_t tile, std::size_t worker) {
+    const std::size_t head = tile / blocks;
+    // Longest first: the last block attends to the most keys.
+    const QueryBlock at{head / args.shape.heads, head % args.shape.heads, blocks - 1 - tile % blocks};
+    table.forward(args, at, static_cast<T*>(args.scratch) + worker * forward_scratch(args.shape.dim));
+  });
+}
+
+template void attention_forward<float>(ThreadPool&, const AttentionForward<float>&);
+template void attention_forward<double>(ThreadPool&, const AttentionForward<double>&);
 
 std::size_t attention_backward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
                                              std::size_t element_bytes) {
@@ -224,8 +307,8 @@ void attention_backward(ThreadPool& pool, const AttentionBackward<T>& args) {
   pool.parallel_for(shape.batch * shape.heads,
                     [&](std::size_t tile) { table.row_products(args, tile / shape.heads, tile % shape.heads, delta); });
   pool.parallel_for(shape.batch * shape.kv_heads, [&](std::size_t tile, std::size_t worker) {
-    table.head(args, tile / shape.kv_heads, tile % shape.kv_heads, delta,
-               blocks + worker * backward_scratch(shape.dim));
+    table.backward(args, tile / shape.kv_heads, tile % shape.kv_heads, delta,
+                   blocks + worker * backward_scratch(shape.dim));
   });
 }
 

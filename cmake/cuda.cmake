@@ -65,7 +65,6 @@ if(TESSERA_COMM_ONLY)
   tessera_comm_module(tessera_device_cuda cuda ${sources} ${PROJECT_SOURCE_DIR}/src/base/cuda/no_nn.cpp)
 else()
   tessera_module(tessera_device_cuda cuda ${sources}
-    ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/cublas_lt.cpp
     ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul.cpp
     ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul_choices.cpp
     ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul_table.cpp

@@ -13,9 +13,8 @@ if(cudnn_version VERSION_LESS 9.8 OR cudnn_version VERSION_GREATER_EQUAL 10)
   target_sources(tessera_device_cuda PRIVATE ${kernels}/no_cudnn.cpp)
   return()
 endif()
-set(TESSERA_CUDNN_SOURCES ${kernels}/cudnn.cpp ${kernels}/cudnn_attention.cpp ${kernels}/cudnn_attention_graph.cpp
-  ${kernels}/cudnn_graph.cpp)
-target_sources(tessera_device_cuda PRIVATE ${TESSERA_CUDNN_SOURCES} ${kernels}/with_cudnn.cpp)
+set(TESSERA_CUDNN_SOURCES ${kernels}/cudnn_attention.cpp ${kernels}/cudnn_attention_graph.cpp ${kernels}/cudnn_graph.cpp)
+target_sources(tessera_device_cuda PRIVATE ${TESSERA_CUDNN_SOURCES})
 target_include_directories(tessera_device_cuda SYSTEM PRIVATE ${TESSERA_CUDNN_INCLUDE})
 # The library's folder at build time is searched, too: the loader does not search NVIDIA's own folders.
 find_library(TESSERA_CUDNN_LIBRARY NAMES libcudnn.so.9 HINTS ${TESSERA_CUDNN_INCLUDE}/../lib ${TESSERA_CUDA_LIBRARIES}

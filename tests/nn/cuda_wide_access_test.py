@@ -16,7 +16,7 @@ FLAGS = ["-std=c++20", "-O3", "-DNDEBUG", f"--generate-code=arch=compute_{ARCHIT
          "--expt-relaxed-constexpr", f"-I{INCLUDE}", f"-I{ROOT}", "-ptx"]
 LOAD, STORE = (re.compile(operation + r"(\.\w+)*\.(v4\.\w32|v2\.\w64)\b") for operation in (r"\bld\.global", r"\bst\.global"))
 SOURCE = """
-#include "tessera/nn/kernels/cuda/norm_backward.cuh"
+#include "tessera/nn/kernels/cuda/norm.cuh"
 #include "tessera/nn/kernels/cuda/optimizer.cuh"
 namespace tessera::nn::cuda {
 template <class T>
@@ -30,7 +30,7 @@ void all(NativeStream stream) {
 }
 void kernels(NativeStream stream) {
   all<float>(stream), all<bf16>(stream);
-  adam_step<float>(stream, {}), sgd_step<float>(stream, {});
+  optimizer_step(stream, kernels::AdamStep<float>{}), optimizer_step(stream, kernels::SgdStep<float>{});
 }
 __global__ void narrow_control(const float* in, float* out) { out[threadIdx.x] = 2 * in[threadIdx.x]; }
 }

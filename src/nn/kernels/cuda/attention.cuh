@@ -3,8 +3,8 @@
 // positions^2 and no atomics. It is this device's reference; attention_tensor.cuh handles half precision.
 #pragma once
 
+#include "tessera/nn/kernels/cuda/attention_tensor.cuh"
 #include "tessera/nn/kernels/cuda/attention_tensor_backward.cuh"
-#include "tessera/nn/kernels/cuda/attention_tensor_forward.cuh"
 #include "tessera/nn/kernels/cuda/attention_tiles.cuh"
 
 namespace tessera::nn::cuda {

@@ -24,7 +24,7 @@ struct ShiftedExponential {
   OpMath<T> shift;
   TESSERA_DEVICE OpMath<T> operator()(OpMath<T> x) const {
     if constexpr (sizeof(T) < 4)
-      return approximate_exp2((x - shift) * 1.44269504088896340736F);
+      return fast_exp2((x - shift) * kLog2E);
     else
       return exponential(x - shift);
   }

@@ -243,4 +243,21 @@ std::unique_ptr<AttentionTable> make_cudnn_attention(const KernelResources& reso
   return std::make_unique<CudnnAttentionTable>(resources, library, open);
 }
 
+std::unique_ptr<AttentionTable> make_attention(const KernelResources& resources, AttentionLibrary library) {
+  if (library == AttentionLibrary::own) return nullptr;
+  return make_cudnn_attention(resources, library, &cudnn);
+}
+
+std::string describe_attention() noexcept {
+  try {
+    if (attention_library_of_environment() == AttentionLibrary::own)
+      return "attention by " + std::string(kOwnAttention) + ", as TESSERA_ATTENTION demands";
+    const Cudnn& api = cudnn();
+    require_version(api);
+    return "attention by cuDNN " + version_text(api.cudnnGetVersion());
+  } catch (const base::Error& error) {
+    return "attention by " + std::string(kOwnAttention) + ": " + error.what();
+  }
+}
+
 }  // namespace tessera::nn::cuda

@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
-#include "tessera/nn/kernels/cuda/attention_table.h"
 #include "tessera/nn/kernels/cuda/cudnn_attention_graph.h"
+#include "tessera/nn/kernels/cuda/library_tables.h"
 
 namespace tessera::nn::cuda {
 

@@ -88,8 +88,8 @@ class Builder {
                       visible = graph_.intermediate(CUDNN_DATA_BOOLEAN, scores_),
                       y = graph_.intermediate(CUDNN_DATA_FLOAT, scores_);
     const CudnnTensor hidden = graph_.scalar(-std::numeric_limits<float>::infinity());
-    graph_.index(2, x, query);
-    graph_.index(3, x, key);
+    graph_.pointwise(CUDNN_POINTWISE_GEN_INDEX, x, query, {.axis = 2});
+    graph_.pointwise(CUDNN_POINTWISE_GEN_INDEX, x, key, {.axis = 3});
     graph_.pointwise(CUDNN_POINTWISE_CMP_GE, query, visible, {.b = &key});
     graph_.pointwise(CUDNN_POINTWISE_BINARY_SELECT, x, y, {.b = &hidden, .t = &visible});
     return y;

@@ -1,9 +1,12 @@
 #include "tessera/nn/kernels/cuda/cudnn_graph.h"
 
 #include <algorithm>
+#include <array>
+#include <string_view>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/nn/kernels/vendor_library.h"
 
 namespace tessera::nn::cuda {
 namespace {
@@ -50,15 +53,14 @@ CudnnLayout CudnnLayout::transposed() const {
 }
 
 CudnnTensor CudnnGraph::add_tensor(cudnnDataType_t type, const CudnnLayout& layout, std::int64_t id, bool is_virtual) {
-  auto made = std::make_unique<CudnnDescriptor>(api_, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-  made->set(CUDNN_ATTR_TENSOR_UNIQUE_ID, id);
-  made->set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, type);
-  made->set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, std::span<const std::int64_t>(layout.extents));
-  made->set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, std::span<const std::int64_t>(layout.strides));
-  made->set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, kAlignment);
-  made->set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, is_virtual);
-  tensors_.push_back(std::move(made));
-  return {id, layout, tensors_.back().get()};
+  CudnnDescriptor& made = add(tensors_, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+  made.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, id);
+  made.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, type);
+  made.set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, std::span<const std::int64_t>(layout.extents));
+  made.set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, std::span<const std::int64_t>(layout.strides));
+  made.set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, kAlignment);
+  made.set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, is_virtual);
+  return {id, layout, &made};
 }
 
 CudnnTensor CudnnGraph::tensor(std::int64_t id, cudnnDataType_t type, const CudnnLayout& layout) {
@@ -81,17 +83,16 @@ CudnnTensor CudnnGraph::scalar(float value) {
   return made;
 }
 
-CudnnDescriptor& CudnnGraph::add_operation(cudnnBackendDescriptorType_t type) {
-  operations_.push_back(std::make_unique<CudnnDescriptor>(api_, type));
-  return *operations_.back();
+CudnnDescriptor& CudnnGraph::add(Descriptors& to, cudnnBackendDescriptorType_t type) {
+  to.push_back(std::make_unique<CudnnDescriptor>(api_, type));
+  return *to.back();
 }
 
 void CudnnGraph::matmul(const CudnnTensor& a, const CudnnTensor& b, const CudnnTensor& c) {
-  operators_.push_back(std::make_unique<CudnnDescriptor>(api_, CUDNN_BACKEND_MATMUL_DESCRIPTOR));
-  CudnnDescriptor& product = *operators_.back();
+  CudnnDescriptor& product = add(operators_, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
   product.set(CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
   product.finalize();
-  CudnnDescriptor& operation = add_operation(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+  CudnnDescriptor& operation = add(operations_, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
   operation.set(CUDNN_ATTR_OPERATION_MATMUL_ADESC, *a.descriptor);
   operation.set(CUDNN_ATTR_OPERATION_MATMUL_BDESC, *b.descriptor);
   operation.set(CUDNN_ATTR_OPERATION_MATMUL_CDESC, *c.descriptor);
@@ -101,13 +102,13 @@ void CudnnGraph::matmul(const CudnnTensor& a, const CudnnTensor& b, const CudnnT
 
 void CudnnGraph::pointwise(cudnnPointwiseMode_t mode, const CudnnTensor& x, const CudnnTensor& y,
                            const CudnnOperands& more) {
-  operators_.push_back(std::make_unique<CudnnDescriptor>(api_, CUDNN_BACKEND_POINTWISE_DESCRIPTOR));
-  CudnnDescriptor& function = *operators_.back();
+  CudnnDescriptor& function = add(operators_, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
   function.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, mode);
   const cudnnDataType_t precision = mode == CUDNN_POINTWISE_CMP_GE ? CUDNN_DATA_BOOLEAN : CUDNN_DATA_FLOAT;
   function.set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, precision);
+  if (more.axis) function.set(CUDNN_ATTR_POINTWISE_AXIS, *more.axis);
   function.finalize();
-  CudnnDescriptor& operation = add_operation(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+  CudnnDescriptor& operation = add(operations_, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
   operation.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, function);
   operation.set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, *x.descriptor);
   if (more.b != nullptr) operation.set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, *more.b->descriptor);
@@ -116,27 +117,12 @@ void CudnnGraph::pointwise(cudnnPointwiseMode_t mode, const CudnnTensor& x, cons
   operation.finalize();
 }
 
-void CudnnGraph::index(std::int64_t axis, const CudnnTensor& x, const CudnnTensor& y) {
-  operators_.push_back(std::make_unique<CudnnDescriptor>(api_, CUDNN_BACKEND_POINTWISE_DESCRIPTOR));
-  CudnnDescriptor& function = *operators_.back();
-  function.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, CUDNN_POINTWISE_GEN_INDEX);
-  function.set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
-  function.set(CUDNN_ATTR_POINTWISE_AXIS, axis);
-  function.finalize();
-  CudnnDescriptor& operation = add_operation(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-  operation.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, function);
-  operation.set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, *x.descriptor);
-  operation.set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, *y.descriptor);
-  operation.finalize();
-}
-
 void CudnnGraph::reduce(cudnnReduceTensorOp_t mode, const CudnnTensor& x, const CudnnTensor& y) {
-  operators_.push_back(std::make_unique<CudnnDescriptor>(api_, CUDNN_BACKEND_REDUCTION_DESCRIPTOR));
-  CudnnDescriptor& reduction = *operators_.back();
+  CudnnDescriptor& reduction = add(operators_, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
   reduction.set(CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, mode);
   reduction.set(CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
   reduction.finalize();
-  CudnnDescriptor& operation = add_operation(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+  CudnnDescriptor& operation = add(operations_, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
   operation.set(CUDNN_ATTR_OPERATION_REDUCTION_DESC, reduction);
   operation.set(CUDNN_ATTR_OPERATION_REDUCTION_XDESC, *x.descriptor);
   operation.set(CUDNN_ATTR_OPERATION_REDUCTION_YDESC, *y.descriptor);
@@ -144,7 +130,7 @@ void CudnnGraph::reduce(cudnnReduceTensorOp_t mode, const CudnnTensor& x, const 
 }
 
 void CudnnGraph::view(const CudnnTensor& x, const CudnnTensor& y) {
-  CudnnDescriptor& operation = add_operation(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+  CudnnDescriptor& operation = add(operations_, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
   operation.set(CUDNN_ATTR_OPERATION_RESHAPE_XDESC, *x.descriptor);
   operation.set(CUDNN_ATTR_OPERATION_RESHAPE_YDESC, *y.descriptor);
   operation.finalize();
@@ -198,6 +184,40 @@ std::optional<CudnnPlan> CudnnGraph::plan(const CudnnTarget& target) {
   for (std::int64_t i = 0; i < std::min(count, found); ++i)
     if (std::optional<CudnnPlan> made = plan_of(target, std::move(configs[static_cast<std::size_t>(i)]))) return made;
   return {};
+}
+
+const Cudnn& cudnn() {
+  static const Cudnn loaded = [] {  // once per process, as by dlopen() itself; a failure is tried again
+    Cudnn api;
+    kernels::VendorLibrary library("libcudnn.so." + std::to_string(CUDNN_MAJOR), "cuDNN");
+#define TESSERA_FIND(function) library.find(#function, api.function);
+    TESSERA_CUDNN_FUNCTIONS(TESSERA_FIND)
+#undef TESSERA_FIND
+    if (!library.problem().empty()) throw base::Unsupported("cuda: no cuDNN: " + library.problem());
+    return api;
+  }();
+  return loaded;
+}
+
+void require_version(const Cudnn& api) {
+  const std::size_t version = api.cudnnGetVersion();
+  if (version < kCudnnMinVersion || version / 10000 != CUDNN_MAJOR)
+    throw base::Unsupported("cuda: cuDNN is version " + version_text(version) + ", needs " +
+                            version_text(kCudnnMinVersion) + " or newer of its generation");
+}
+
+std::string version_text(std::size_t version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+void check(const Cudnn& api, cudnnStatus_t status, const char* what) {
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  std::array<char, 512> reason{};
+  api.cudnnGetLastErrorString(reason.data(), reason.size() - 1);
+  const std::string_view line = std::string_view(reason.data()).substr(0, std::string_view(reason.data()).find('\n'));
+  throw base::BackendError(std::string("cuda: ") + what + ": " + api.cudnnGetErrorString(status) +
+                           (line.empty() ? "" : " (" + std::string(line) + ")"));
 }
 
 }  // namespace tessera::nn::cuda

@@ -1,18 +1,57 @@
 // Graphs of cuDNN operations and their execution plans.
 #pragma once
 
+#include <cudnn_graph.h>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "tessera/nn/kernels/cuda/cudnn.h"
-
 namespace tessera::nn::cuda {
+
+// The functions of cuDNN's backend interface as a table filled when the library is loaded at run time, so the program
+// also starts on systems without it.
+
+#define TESSERA_CUDNN_FUNCTIONS(F) \
+  F(cudnnBackendCreateDescriptor)  \
+  F(cudnnBackendDestroyDescriptor) \
+  F(cudnnBackendExecute)           \
+  F(cudnnBackendFinalize)          \
+  F(cudnnBackendGetAttribute)      \
+  F(cudnnBackendSetAttribute)      \
+  F(cudnnCreate)                   \
+  F(cudnnDestroy)                  \
+  F(cudnnGetErrorString)           \
+  F(cudnnGetLastErrorString)       \
+  F(cudnnGetVersion)               \
+  F(cudnnSetStream)
+
+struct Cudnn {
+#define TESSERA_MEMBER(name) decltype(&::name) name = nullptr;  // NOLINT(bugprone-macro-parentheses): declares it
+  TESSERA_CUDNN_FUNCTIONS(TESSERA_MEMBER)
+#undef TESSERA_MEMBER
+};
+
+/// The oldest version whose attention is used: earlier ones need a padding mask for sequences that are not a multiple
+/// of 128 long, and lack a deterministic backward on newer GPUs.
+inline constexpr std::size_t kCudnnMinVersion = 91800;
+
+/// Loads the library at the first call and never unloads it. Throws Unsupported with the reason.
+const Cudnn& cudnn();
+
+/// Throws Unsupported if the library is too old.
+void require_version(const Cudnn& api);
+
+/// As the vendor writes it: "9.26.0".
+std::string version_text(std::size_t version);
+
+/// Throws BackendError "cuda: WHAT: the vendor's text (the vendor's reason)".
+void check(const Cudnn& api, cudnnStatus_t status, const char* what);
 
 /// An object of the library.
 class CudnnDescriptor {
@@ -76,6 +115,7 @@ struct CudnnTensor {
 struct CudnnOperands {
   const CudnnTensor* b = nullptr;
   const CudnnTensor* t = nullptr;
+  std::optional<std::int64_t> axis = {};
 };
 
 /// A number that the library reads when a plan runs.
@@ -112,10 +152,8 @@ class CudnnGraph {
 
   /// c = a b for each head; heads of `b` are shared if there are fewer.
   void matmul(const CudnnTensor& a, const CudnnTensor& b, const CudnnTensor& c);
-  /// y = mode(x, b); select: y = t ? x : b.
+  /// y = mode(x, b); select: y = t ? x : b; index: y = that of each element of x along `axis`.
   void pointwise(cudnnPointwiseMode_t mode, const CudnnTensor& x, const CudnnTensor& y, const CudnnOperands& more = {});
-  /// y = the index of each element of x along `axis`.
-  void index(std::int64_t axis, const CudnnTensor& x, const CudnnTensor& y);
   /// Over the axes that y has one element of, or groups of heads.
   void reduce(cudnnReduceTensorOp_t mode, const CudnnTensor& x, const CudnnTensor& y);
   /// y is x's memory in another layout.
@@ -129,11 +167,12 @@ class CudnnGraph {
 
  private:
   CudnnTensor add_tensor(cudnnDataType_t type, const CudnnLayout& layout, std::int64_t id, bool is_virtual);
-  CudnnDescriptor& add_operation(cudnnBackendDescriptorType_t type);
+  using Descriptors = std::vector<std::unique_ptr<CudnnDescriptor>>;
+  CudnnDescriptor& add(Descriptors& to, cudnnBackendDescriptorType_t type);
   std::optional<CudnnPlan> plan_of(const CudnnTarget& target, CudnnDescriptor config);
 
   const Cudnn& api_;
-  std::vector<std::unique_ptr<CudnnDescriptor>> tensors_, operators_, operations_;
+  Descriptors tensors_, operators_, operations_;
   std::vector<CudnnScalar> scalars_;
   std::optional<CudnnDescriptor> graph_;
   std::int64_t next_id_ = 1000;  // above the caller's

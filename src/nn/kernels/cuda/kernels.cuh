@@ -2,19 +2,14 @@
 #pragma once
 
 #include "tessera/base/device_stream.h"
-#include "tessera/nn/kernels/cuda/activation.cuh"
 #include "tessera/nn/kernels/cuda/attention.cuh"
-#include "tessera/nn/kernels/cuda/attention_table.h"
-#include "tessera/nn/kernels/cuda/compression.cuh"
 #include "tessera/nn/kernels/cuda/cross_entropy.cuh"
+#include "tessera/nn/kernels/cuda/elementwise.cuh"
 #include "tessera/nn/kernels/cuda/embedding.cuh"
-#include "tessera/nn/kernels/cuda/embedding_backward.cuh"
-#include "tessera/nn/kernels/cuda/fp8.cuh"
-#include "tessera/nn/kernels/cuda/matmul_table.cuh"
-#include "tessera/nn/kernels/cuda/nf4.cuh"
-#include "tessera/nn/kernels/cuda/norm_backward.cuh"
+#include "tessera/nn/kernels/cuda/library_tables.h"
+#include "tessera/nn/kernels/cuda/norm.cuh"
 #include "tessera/nn/kernels/cuda/optimizer.cuh"
-#include "tessera/nn/kernels/cuda/orthonormalize.cuh"
+#include "tessera/nn/kernels/cuda/quantization.cuh"
 #include "tessera/nn/kernels/cuda/random.cuh"
 #include "tessera/nn/kernels/cuda/reduce.cuh"
 #include "tessera/nn/kernels/kernel_table.h"
@@ -23,6 +18,15 @@ namespace tessera::nn::cuda {
 
 /// The native stream of a base stream, for kernel launches; makes its device current for the thread.
 NativeStream native_stream(Stream& stream);
+
+/// Calls function(T{}) with the C++ type of `dtype`: f32, f16 or bf16.
+template <class Function>
+void for_type(const char* kernel, DType dtype, const Function& function) {
+  if (dtype == DType::f32) return function(float{});
+  if (dtype == DType::f16) return function(f16{});
+  if (dtype == DType::bf16) return function(bf16{});
+  throw Unsupported(std::string(kernel) + ": no kernel for " + std::string(name_of(dtype)) + " on cuda");
+}
 
 template <class T>
 class CudaKernels final : public KernelTable<T> {
@@ -124,8 +128,8 @@ class CudaKernels final : public KernelTable<T> {
     cuda::attention_backward(stream, own);
   }
 
-  void sgd_step(Stream& s, const kernels::SgdStep<T>& args) override { optimizer(args.count, "sgd"), sgd(s, args); }
-  void adam_step(Stream& s, const kernels::AdamStep<T>& args) override { optimizer(args.count, "adam"), adam(s, args); }
+  void sgd_step(Stream& s, const kernels::SgdStep<T>& args) override { update(s, args, "sgd"); }
+  void adam_step(Stream& s, const kernels::AdamStep<T>& args) override { update(s, args, "adam"); }
 
  private:
   bool for_library(const AttentionShape& shape) const { return attention_ != nullptr && attention_->supports(shape); }
@@ -134,17 +138,12 @@ class CudaKernels final : public KernelTable<T> {
   Buffer get(std::size_t bytes) { return memory_.allocate(bytes, MemoryCategory::activation); }
 
   /// Optimizers keep f32 or f64; half-precision parameters have master weights.
-  static void optimizer(std::size_t, const char* name) {
-    if constexpr (sizeof(T) < 4)
+  template <class Step>
+  static void update(Stream& s, const Step& step, const char* name) {
+    if constexpr (sizeof(T) >= 4)
+      optimizer_step(native_stream(s), step);
+    else
       throw Unsupported(std::string(name) + ": no kernel for " + std::string(name_of(dtype_of<T>)) + " on cuda");
-  }
-  template <class Args>
-  static void sgd(Stream& s, const Args& args) {
-    if constexpr (sizeof(T) >= 4) cuda::sgd_step(native_stream(s), args);
-  }
-  template <class Args>
-  static void adam(Stream& s, const Args& args) {
-    if constexpr (sizeof(T) >= 4) cuda::adam_step(native_stream(s), args);
   }
 
   MemoryPool& memory_;
@@ -191,48 +190,30 @@ class CudaDeviceKernels final : public DeviceKernels {
                       " on cuda");
   }
   void compress(Stream& s, const CompressArgs& a) override {
-    const NativeStream stream = native_stream(s);
-    if (a.from == DType::f32) return cuda::compress<float>(stream, a);
-    if (a.from == DType::f16) return cuda::compress<f16>(stream, a);
-    if (a.from == DType::bf16) return cuda::compress<bf16>(stream, a);
-    throw Unsupported("compress: no kernel for " + std::string(name_of(a.from)) + " on cuda");
+    for_type("compress", a.from, [&](auto zero) { cuda::compress<decltype(zero)>(native_stream(s), a); });
   }
   void sum_compressed(Stream& s, const SumCompressedArgs& a) override {
-    const NativeStream stream = native_stream(s);
-    if (a.to == DType::f32) return cuda::sum_compressed<float>(stream, a);
-    if (a.to == DType::f16) return cuda::sum_compressed<f16>(stream, a);
-    if (a.to == DType::bf16) return cuda::sum_compressed<bf16>(stream, a);
-    throw Unsupported("sum_compressed: no kernel for " + std::string(name_of(a.to)) + " on cuda");
+    for_type("sum_compressed", a.to, [&](auto zero) { cuda::sum_compressed<decltype(zero)>(native_stream(s), a); });
   }
   void decode_nf4(Stream& s, const DecodeArgs& a) override {
-    const NativeStream stream = native_stream(s);
-    if (a.dtype == DType::f32) return cuda::decode_nf4<float>(stream, a);
-    if (a.dtype == DType::f64) return cuda::decode_nf4<double>(stream, a);
-    if (a.dtype == DType::f16) return cuda::decode_nf4<f16>(stream, a);
-    if (a.dtype == DType::bf16) return cuda::decode_nf4<bf16>(stream, a);
-    throw Unsupported("nf4: no kernel for " + std::string(name_of(a.dtype)) + " on cuda");
+    if (a.dtype == DType::f64) return cuda::decode_nf4<double>(native_stream(s), a);
+    for_type("nf4", a.dtype, [&](auto zero) { cuda::decode_nf4<decltype(zero)>(native_stream(s), a); });
   }
   std::string fp8_reason() const override { return products_->fp8_reason(); }
   void fp8_quantize(Stream& s, const kernels::Fp8QuantizeArgs& a) override {
     check(a);
     const Buffer scratch = memory_.allocate(fp8_scratch(a), MemoryCategory::activation);
     auto* const tiles = static_cast<std::uint32_t*>(scratch.data());
-    const NativeStream stream = native_stream(s);
-    if (a.dtype == DType::f32) return cuda::fp8_quantize<float>(stream, a, tiles);
-    if (a.dtype == DType::f16) return cuda::fp8_quantize<f16>(stream, a, tiles);
-    if (a.dtype == DType::bf16) return cuda::fp8_quantize<bf16>(stream, a, tiles);
-    throw Unsupported("fp8: no kernel for " + std::string(name_of(a.dtype)) + " on cuda");
+    for_type("fp8", a.dtype, [&](auto zero) { cuda::fp8_quantize<decltype(zero)>(native_stream(s), a, tiles); });
   }
   void fp8_product(Stream& s, const kernels::Fp8ProductArgs& a) override {
     check(a);
     if (products_->fp8_product(s, a).bias || a.bias == nullptr) return;
-    const auto add_bias = [&](auto zero) {
+    for_type("fp8", a.dtype, [&](auto zero) {
       using T = decltype(zero);
       for_elements<1>(native_stream(s), a.m * a.n, {},
                       RowBiasBody<T>{static_cast<const T*>(a.bias), static_cast<T*>(a.c), a.n});
-    };
-    if (a.dtype == DType::f32) return add_bias(float{});
-    return a.dtype == DType::f16 ? add_bias(f16{}) : add_bias(bf16{});
+    });
   }
   void orthonormalize(Stream& s, const kernels::OrthonormalizeArgs& args) override {
     cuda::orthonormalize(native_stream(s), args);

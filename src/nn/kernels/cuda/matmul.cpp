@@ -65,8 +65,8 @@ struct CublasLtMatmul::AlgorithmChoice {
     const cudaDataType_t type = type_of(p.dtype);
     const cudaDataType_t scale = p.dtype == DType::f64 ? CUDA_R_64F : CUDA_R_32F;
     check(api, api.cublasLtMatmulDescCreate(&operation, compute_of(p.dtype), scale), "cublasLtMatmulDescCreate");
-    set(CUBLASLT_MATMUL_DESC_TRANSA, p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-    set(CUBLASLT_MATMUL_DESC_TRANSB, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(CUBLASLT_MATMUL_DESC_TRANSA, p.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, p.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     if (vector_of(p) != nullptr) {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p));
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
@@ -75,8 +75,10 @@ struct CublasLtMatmul::AlgorithmChoice {
     if (p.fp8 != nullptr) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(p.fp8->fast ? 1 : 0));
     // The choice depends on the alignment of these pointers, and on whether operands have factors.
     point(p);
-    make(a, p.fp8 != nullptr ? type_of(p.fp8->b) : type, {p.trans_b ? p.k : p.n, p.trans_b ? p.n : p.k, p.b_stride});
-    make(b, p.fp8 != nullptr ? type_of(p.fp8->a) : type, {p.trans_a ? p.m : p.k, p.trans_a ? p.k : p.m, p.a_stride});
+    make(a, p.fp8 != nullptr ? type_of(p.fp8->b) : type,
+         {p.b.transposed ? p.k : p.n, p.b.transposed ? p.n : p.k, p.b.stride});
+    make(b, p.fp8 != nullptr ? type_of(p.fp8->a) : type,
+         {p.a.transposed ? p.m : p.k, p.a.transposed ? p.k : p.m, p.a.stride});
     make(c, type, {p.n, p.m, p.c_stride});
     if (size_of(p.dtype) == 2) schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   }
@@ -178,16 +180,16 @@ CublasLtMatmul::~CublasLtMatmul() {
 CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
   const auto e5m2 = [](Fp8Format format) { return format == Fp8Format::e5m2 ? 1U : 0U; };
   const std::size_t types = p.fp8 == nullptr ? 0 : 8U | e5m2(p.fp8->a) | e5m2(p.fp8->b) << 1U | (p.fp8->fast ? 4U : 0U);
-  const std::size_t flags =
-      (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | types << 2U | static_cast<std::size_t>(epilogue_of(p)) << 6U;
+  const std::size_t flags = (p.a.transposed ? 1U : 0U) | (p.b.transposed ? 2U : 0U) | types << 2U |
+                            static_cast<std::size_t>(epilogue_of(p)) << 6U;
   // Parameters are views of flat buffers that begin at any multiple of 8 elements, so the algorithm depends on the
   // alignment.
   std::uintptr_t bits = 256;
   for (const void* pointer :
-       {p.a, p.b, static_cast<const void*>(p.c), vector_of(p), static_cast<const void*>(p.before_gelu)})
+       {p.a.data, p.b.data, static_cast<const void*>(p.c), vector_of(p), static_cast<const void*>(p.before_gelu)})
     bits |= reinterpret_cast<std::uintptr_t>(pointer);
   const auto alignment = static_cast<std::uint32_t>(bits & (~bits + 1));  // the lowest set bit
-  const Key key = {p.m,      p.n, p.k, p.a_stride, p.b_stride, p.c_stride, flags, static_cast<std::size_t>(p.dtype),
+  const Key key = {p.m,      p.n, p.k, p.a.stride, p.b.stride, p.c_stride, flags, static_cast<std::size_t>(p.dtype),
                    alignment};
   std::unique_ptr<AlgorithmChoice>& entry = chosen_[key];
   if (entry == nullptr) {
@@ -302,8 +304,8 @@ void CublasLtMatmul::launch(Stream& stream, const MatmulArgs& p, const Algorithm
   device_stream.prepare_launch();
   auto* native = static_cast<cudaStream_t>(device_stream.native());
   check(api_,
-        api_.cublasLtMatmul(handle_, chosen.operation, alpha, p.b, chosen.a, p.a, chosen.b, factor, p.c, chosen.c, p.c,
-                            chosen.c, &chosen.algorithm.algo, workspace_.data(), kWorkspace, native),
+        api_.cublasLtMatmul(handle_, chosen.operation, alpha, p.b.data, chosen.a, p.a.data, chosen.b, factor, p.c,
+                            chosen.c, p.c, chosen.c, &chosen.algorithm.algo, workspace_.data(), kWorkspace, native),
         "cublasLtMatmul");
 }
 

@@ -3,7 +3,6 @@
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
-
 #include <array>
 #include <cstddef>
 #include <map>
@@ -11,11 +10,42 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/nn/kernels/cuda/cublas_lt.h"
 #include "tessera/nn/kernels/cuda/matmul_choices.h"
 #include "tessera/nn/kernels/kernel_table.h"
 
 namespace tessera::nn::cuda {
+
+// cuBLASLt's functions as a table filled when the library is loaded at run time, so the program also starts on systems
+// without it.
+
+#define TESSERA_CUBLAS_LT_FUNCTIONS(F)    \
+  F(cublasLtCreate)                       \
+  F(cublasLtDestroy)                      \
+  F(cublasLtGetStatusString)              \
+  F(cublasLtGetVersion)                   \
+  F(cublasLtMatmul)                       \
+  F(cublasLtMatmulAlgoCheck)              \
+  F(cublasLtMatmulAlgoGetHeuristic)       \
+  F(cublasLtMatmulDescCreate)             \
+  F(cublasLtMatmulDescDestroy)            \
+  F(cublasLtMatmulDescSetAttribute)       \
+  F(cublasLtMatmulPreferenceCreate)       \
+  F(cublasLtMatmulPreferenceDestroy)      \
+  F(cublasLtMatmulPreferenceSetAttribute) \
+  F(cublasLtMatrixLayoutCreate)           \
+  F(cublasLtMatrixLayoutDestroy)
+
+struct CublasLt {
+#define TESSERA_MEMBER(name) decltype(&::name) name = nullptr;  // NOLINT(bugprone-macro-parentheses): declares it
+  TESSERA_CUBLAS_LT_FUNCTIONS(TESSERA_MEMBER)
+#undef TESSERA_MEMBER
+};
+
+/// Loads the library at the first call and never unloads it. Throws Unsupported with the reason.
+const CublasLt& cublas_lt();
+
+/// Throws BackendError "cuda: WHAT: the vendor's text".
+void check(const CublasLt& api, cublasStatus_t status, const char* what);
 
 /// Operands in 8-bit floating point, of which the library needs the transposes: A as it is, B stored transposed.
 struct Fp8Types {
@@ -25,23 +55,27 @@ struct Fp8Types {
   bool fast = false;  ///< sums may keep fewer bits
 };
 
-/// C[m, n] = op(A) op(B) + beta C, row-major; stored rows are `a_stride`, `b_stride` and `c_stride` elements apart, 0:
-/// packed. `bias` (of n elements, added to every row) may be null. A product has a bias or sums of one operand, not
-/// both.
+/// A row-major matrix as it is stored.
+struct StoredMatrix {
+  const void* data = nullptr;
+  std::size_t stride = 0;  ///< elements between the starts of two rows; 0: packed
+  bool transposed = false;
+};
+
+/// C[m, n] = op(A) op(B) + beta C. `bias` (of n elements, added to every row) may be null. A product has a bias or sums
+/// of one operand, not both.
 struct MatmulArgs {
   DType dtype = DType::f32;       ///< of C and the bias, and of A and B without `fp8`
   const Fp8Types* fp8 = nullptr;  ///< not null: those of A and B
-  bool trans_a = false, trans_b = false;
   std::size_t m = 0, n = 0, k = 0;
-  const void* a = nullptr;
-  const void* b = nullptr;
+  StoredMatrix a, b;
   const void* bias = nullptr;
   void* before_gelu = nullptr;  ///< not null: receives op(A) op(B) + bias, and C = its GELU (by tanh)
   void* a_sums = nullptr;       ///< not null: receives the sums of op(A) over k, m elements
   void* b_sums = nullptr;       ///< not null: receives the sums of op(B) over k, n elements
   bool accumulate = false;      ///< beta is 1; the sums are overwritten all the same
   void* c = nullptr;
-  std::size_t a_stride = 0, b_stride = 0, c_stride = 0;
+  std::size_t c_stride = 0;
 };
 
 /// Caches the selected algorithms by shape. One per context. Its products share one workspace, so they must run on one

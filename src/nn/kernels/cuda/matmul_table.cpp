@@ -1,7 +1,8 @@
-#include "tessera/nn/kernels/cuda/matmul_table.cuh"
-
 #include "tessera/base/cuda/runtime.h"
+#include "tessera/base/error.h"
+#include "tessera/nn/kernels/cuda/library_tables.h"
 #include "tessera/nn/kernels/cuda/matmul.h"
+#include "tessera/nn/kernels/vendor_library.h"
 #include "tessera/nn/variables.h"
 
 namespace tessera::nn::cuda {
@@ -66,12 +67,11 @@ class CublasLtKernels final : public MatmulKernels<T> {
   Epilogue run_forward(Stream& stream, const kernels::LinearForward<T>& args) {
     const kernels::LinearShape& s = args.shape;
     MatmulArgs product{.dtype = dtype_of<T>,
-                       .trans_b = s.layout == kernels::WeightLayout::out_in,
                        .m = s.rows,
                        .n = s.out,
                        .k = s.in,
-                       .a = args.x,
-                       .b = args.weight,
+                       .a = {args.x},
+                       .b = {args.weight, 0, s.layout == kernels::WeightLayout::out_in},
                        .bias = args.bias,
                        .c = args.y,
                        .c_stride = row_stride(args)};
@@ -97,16 +97,13 @@ class CublasLtKernels final : public MatmulKernels<T> {
     bool has_dbias = false;
     if (args.dweight) {  // dW[in, out] = x^T dy, dW[out, in] = dy^T x
       MatmulArgs product{.dtype = dtype_of<T>,
-                         .trans_a = true,
                          .m = out_in ? s.out : s.in,
                          .n = out_in ? s.in : s.out,
                          .k = s.rows,
-                         .a = out_in ? args.dy : args.x,
-                         .b = out_in ? args.x : args.dy,
+                         .a = {out_in ? args.dy : args.x, out_in ? dy_stride : 0, true},
+                         .b = {out_in ? args.x : args.dy, out_in ? 0 : dy_stride},
                          .accumulate = args.accumulate_dweight,
-                         .c = args.dweight,
-                         .a_stride = out_in ? dy_stride : 0,
-                         .b_stride = out_in ? 0 : dy_stride};
+                         .c = args.dweight};
       // The library overwrites the sums of dy, so they can't be added to a gradient. Whether they are depends only on
       // the call, never on values: all ranks compute the same bits.
       if (args.dbias && !args.accumulate_dbias) {
@@ -118,15 +115,13 @@ class CublasLtKernels final : public MatmulKernels<T> {
     }
     if (args.dx)
       matmul_.run(stream, {.dtype = dtype_of<T>,
-                           .trans_b = !out_in,
                            .m = s.rows,
                            .n = s.in,
                            .k = s.out,
-                           .a = args.dy,
-                           .b = args.weight,
+                           .a = {args.dy, dy_stride},
+                           .b = {args.weight, 0, !out_in},
                            .accumulate = args.accumulate_dx,
-                           .c = args.dx,
-                           .a_stride = dy_stride});
+                           .c = args.dx});
     return has_dbias;
   }
 
@@ -162,12 +157,11 @@ class CublasLtTable final : public MatmulTable {
                          .fast = args.fast};
     MatmulArgs product{.dtype = args.dtype,
                        .fp8 = &types,
-                       .trans_b = true,
                        .m = args.m,
                        .n = args.n,
                        .k = args.k,
-                       .a = args.a.codes,
-                       .b = args.b.codes,
+                       .a = {args.a.codes},
+                       .b = {args.b.codes, 0, true},
                        .bias = args.bias,
                        .accumulate = args.accumulate,
                        .c = args.c};
@@ -190,6 +184,24 @@ class CublasLtTable final : public MatmulTable {
 std::unique_ptr<MatmulTable> make_products(const KernelResources& resources, const CublasLt& api,
                                            std::string_view choices) {
   return std::make_unique<CublasLtTable>(resources, api, choices);
+}
+
+const CublasLt& cublas_lt() {
+  static const CublasLt loaded = [] {  // once per process, as by dlopen() itself; a failure is tried again
+    CublasLt api;
+    kernels::VendorLibrary library("libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR), "cuBLASLt");
+#define TESSERA_FIND(function) library.find(#function, api.function);
+    TESSERA_CUBLAS_LT_FUNCTIONS(TESSERA_FIND)
+#undef TESSERA_FIND
+    if (!library.problem().empty()) throw base::Unsupported("cuda: no matrix products: " + library.problem());
+    return api;
+  }();
+  return loaded;
+}
+
+void check(const CublasLt& api, cublasStatus_t status, const char* what) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw base::BackendError(std::string("cuda: ") + what + ": " + api.cublasLtGetStatusString(status));
 }
 
 }  // namespace tessera::nn::cuda

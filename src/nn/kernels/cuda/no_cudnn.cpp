@@ -1,6 +1,6 @@
 // The attention of builds without cuDNN's headers.
 #include "tessera/base/error.h"
-#include "tessera/nn/kernels/cuda/attention_table.h"
+#include "tessera/nn/kernels/cuda/library_tables.h"
 
 namespace tessera::nn::cuda {
 

@@ -140,7 +140,7 @@ AdamBody<T, G, C> adam_scalars(const kernels::AdamStep<T>& a) {
 }
 
 template <class T>
-void adam_step(NativeStream stream, const kernels::AdamStep<T>& all) {
+void optimizer_step(NativeStream stream, const kernels::AdamStep<T>& all) {
   if (all.step < 1) throw base::InvalidUsage("adam: step 0; the first step is 1");
   const auto factors = [&all](double decay) {
     return DecayFactors<T>{static_cast<T>(all.decoupled ? 0 : decay),
@@ -191,7 +191,7 @@ struct SgdBody {
 };
 
 template <class T>
-void sgd_step(NativeStream stream, const kernels::SgdStep<T>& all) {
+void optimizer_step(NativeStream stream, const kernels::SgdStep<T>& all) {
   if ((all.momentum_buffer != nullptr) != (all.momentum != 0) && all.count > 0)
     throw base::InvalidUsage("sgd: momentum " + std::to_string(all.momentum) +
                              (all.momentum_buffer ? " needs no buffer; pass null" : " needs a momentum buffer"));

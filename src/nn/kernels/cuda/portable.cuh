@@ -93,12 +93,6 @@ TESSERA_DEVICE unsigned lanes_with(unsigned value) { return __match_any_sync(0xf
 /// Orders the warp's accesses to memory. All lanes must call it.
 TESSERA_DEVICE void sync_warp() { __syncwarp(); }
 TESSERA_DEVICE unsigned bits_set(unsigned x) { return static_cast<unsigned>(__popc(x)); }
-/// 2^x with a relative error of 2^-22; 0 instead of denormal numbers.
-TESSERA_DEVICE float approximate_exp2(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
 
 TESSERA_DEVICE float to_opmath(f16 x) { return __half2float(__ushort_as_half(x.bits)); }
 TESSERA_DEVICE float to_opmath(bf16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
@@ -175,7 +169,6 @@ inline unsigned thread_index() { return emulation::block().current; }
 inline unsigned thread_count() { return emulation::block().count; }
 
 inline unsigned bits_set(unsigned x) { return static_cast<unsigned>(std::popcount(x)); }
-inline float approximate_exp2(float x) { return x < -126.0F ? 0.0F : std::exp2(x); }
 
 inline float to_opmath(f16 x) { return static_cast<float>(x); }
 inline float to_opmath(bf16 x) { return static_cast<float>(x); }

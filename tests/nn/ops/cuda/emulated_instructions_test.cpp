@@ -7,7 +7,6 @@
 #include "tessera/nn/kernels/cuda/fragments.cuh"
 #include "tessera/nn/kernels/cuda/math.cuh"
 #include "tessera/nn/kernels/cuda/reduce.cuh"
-#include "tessera/nn/kernels/cuda/turns.cuh"
 
 namespace tessera::nn::cuda {
 namespace {

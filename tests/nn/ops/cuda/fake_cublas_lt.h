@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/nn/kernels/cuda/cublas_lt.h"
+#include "tessera/nn/kernels/cuda/matmul.h"
 
 namespace tessera::nn::test {
 

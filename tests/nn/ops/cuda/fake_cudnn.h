@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/nn/kernels/cuda/cudnn.h"
+#include "tessera/nn/kernels/cuda/cudnn_graph.h"
 
 namespace tessera::nn::test {
 

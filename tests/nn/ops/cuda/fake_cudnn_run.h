@@ -7,7 +7,7 @@
 #include <map>
 #include <vector>
 
-#include "tessera/nn/kernels/cuda/cudnn.h"
+#include "tessera/nn/kernels/cuda/cudnn_graph.h"
 
 namespace tessera::nn::test {
 

@@ -9,7 +9,7 @@
 
 #include "tessera/base/device_stream.h"
 #include "tessera/base/log.h"
-#include "tessera/nn/kernels/cuda/matmul_table.cuh"
+#include "tessera/nn/kernels/cuda/library_tables.h"
 #include "tests/harness/limited_device.h"
 #include "tests/nn/ops/cuda/fake_cublas_lt.h"
 

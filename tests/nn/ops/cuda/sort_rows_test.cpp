@@ -6,7 +6,7 @@
 
 #include "tests/nn/ops/cuda/emulation.h"
 //
-#include "tessera/nn/kernels/cuda/sort_rows.cuh"
+#include "tessera/nn/kernels/cuda/embedding.cuh"
 
 namespace tessera::nn::cuda {
 namespace {

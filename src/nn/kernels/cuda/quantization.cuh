@@ -1,14 +1,17 @@
-// Quantization to 8-bit floating point (kernels/fp8.h), with the same bits as on the host.
-//
-// Three kernels, or four with a delayed scale: the largest magnitudes of tiles, the scale, the codes; the last kernel
-// of a delayed scale records the largest magnitude, which the codes' kernel finds as it reads the tensor. A maximum
-// does not depend on the order, so neither do the bits.
+// Quantization, with the same bits as on the host: to 8-bit floating point (kernels/fp8.h), of data sent between ranks
+// (kernels/compression.h), and the decoding of four bits (nf4.h).
 #pragma once
 
+#include "tessera/nn/kernels/cuda/elementwise.cuh"
 #include "tessera/nn/kernels/cuda/reduce.cuh"
 #include "tessera/nn/kernels/fp8.h"
+#include "tessera/nn/nf4.h"
 
 namespace tessera::nn::cuda {
+
+// Quantization to 8 bits takes three kernels, or four with a delayed scale: the largest magnitudes of tiles, the scale,
+// the codes; the last kernel of a delayed scale records the largest magnitude, which the codes' kernel finds as it
+// reads the tensor. A maximum does not depend on the order, so neither do the bits.
 
 using kernels::fp8_padded;
 using kernels::Fp8QuantizeArgs;
@@ -138,6 +141,122 @@ void fp8_quantize(NativeStream stream, const Fp8QuantizeArgs& a, std::uint32_t* 
   launch(stream, {.blocks = blocks, .shared = kRoom + kFp8Tile * kFp8Pitch}, fp8_quantize_kernel<T>, a, is_aligned,
          records ? tiles : nullptr);
   if (records) launch(stream, {.shared = kRoom}, fp8_record_kernel, a.history, tiles, blocks);
+}
+
+using kernels::CompressArgs;
+using kernels::Compression;
+using kernels::kCompressionBlock;
+using kernels::SumCompressedArgs;
+
+TESSERA_DEVICE bool is_finite(float x) { return (bits_as<std::uint32_t>(x) & 0x7f800000U) != 0x7f800000U; }
+/// The encoding error; 0 for values that aren't finite.
+TESSERA_DEVICE float lost(float value, float decoded) { return is_finite(value - decoded) ? value - decoded : 0.0F; }
+
+template <class T>
+struct CompressBf16Body {
+  const T* in;
+  bf16* out;
+  float* error;
+  float factor;
+  template <int n>
+  TESSERA_DEVICE void step(std::size_t i) const {
+    for (int e = 0; e < n; ++e) {
+      const float given = factor * to_opmath(in[i + e]);
+      const float value = error ? given + error[i + e] : given;
+      out[i + e] = from_opmath<bf16>(value);
+      if (error) error[i + e] = lost(value, to_opmath(out[i + e]));
+    }
+  }
+};
+
+/// One thread block per block of values.
+template <class T>
+TESSERA_KERNEL void quantize_kernel(CompressArgs a, float* scales, std::int8_t* out) {
+  constexpr float kLevels = 127, kSmallest = 1e-30F;
+  const std::size_t i = block_index() * kCompressionBlock + thread_index();
+  float value = 0;
+  if (i < a.count) value = a.factor * to_opmath(static_cast<const T*>(a.in)[i]);
+  if (i < a.count && a.error) value += a.error[i];
+  // The largest magnitude, compared by bits: those of NaN are above infinity's.
+  const auto magnitude = static_cast<int>(bits_as<std::uint32_t>(value) & 0x7fffffffU);
+  const float most = bits_as<float>(over_block(magnitude, Largest{}, shared_memory<int>()));
+  const bool usable = most >= kSmallest && is_finite(most);
+  const float scale = usable ? most / kLevels : (most < kSmallest ? 0.0F : most - most);
+  const float quantum = usable ? rintf(value * (kLevels / most)) : 0.0F;
+  if (thread_index() == 0) scales[block_index()] = scale;
+  if (i >= a.count) return;
+  out[i] = static_cast<std::int8_t>(quantum);
+  if (a.error) a.error[i] = lost(value, quantum * scale);
+}
+
+template <class T>
+void compress(NativeStream stream, const CompressArgs& a) {
+  const T* in = static_cast<const T*>(a.in);
+  if (a.compression == Compression::bf16)
+    return for_elements<4>(stream, a.count, {a.in, a.out},
+                           CompressBf16Body<T>{in, static_cast<bf16*>(a.out), a.error, a.factor});
+  const std::size_t blocks = divided_up(a.count, kCompressionBlock);
+  auto* scales = static_cast<float*>(a.out);
+  launch(stream, {.blocks = blocks, .threads = kCompressionBlock, .shared = kReduceRoom<int>}, quantize_kernel<T>, a,
+         scales, reinterpret_cast<std::int8_t*>(scales + blocks));
+}
+
+template <class T>
+struct SumCompressedBody {
+  SumCompressedArgs args;
+  std::size_t blocks;
+  TESSERA_DEVICE float decoded(const unsigned char* source, std::size_t i) const {
+    if (args.compression == Compression::bf16) return to_opmath(reinterpret_cast<const bf16*>(source)[i]);
+    const float* scales = reinterpret_cast<const float*>(source);
+    return static_cast<float>(reinterpret_cast<const std::int8_t*>(scales + blocks)[i]) * scales[i / kCompressionBlock];
+  }
+  template <int n>
+  TESSERA_DEVICE void step(std::size_t i) const {
+    for (int e = 0; e < n; ++e) {
+      float sum = -0.0F;
+      for (std::size_t s = 0; s < args.sources; ++s)
+        sum += decoded(static_cast<const unsigned char*>(args.in) + s * args.stride, i + e);
+      static_cast<T*>(args.out)[i + e] = from_opmath<T>(args.divisor == 1 ? sum : sum / args.divisor);
+    }
+  }
+};
+
+template <class T>
+void sum_compressed(NativeStream stream, const SumCompressedArgs& a) {
+  for_elements<4>(stream, a.count, {a.in, a.out}, SumCompressedBody<T>{a, divided_up(a.count, kCompressionBlock)});
+}
+
+template <class T>
+struct DecodeNf4Body {
+  const unsigned char* encoded;
+  Nf4Layout layout;
+  std::array<float, kNf4Levels.size()> levels;
+  T* out;
+
+  TESSERA_DEVICE float scale_of(std::size_t block) const {
+    const auto* numbers = reinterpret_cast<const float*>(encoded);
+    const auto code = static_cast<std::int8_t>(encoded[layout.scales + block]);
+    const float scale = numbers[0] + numbers[1 + block / kNf4ScaleBlock] * static_cast<float>(code);
+    return scale < 0 ? 0.0F : scale;
+  }
+  template <int n>
+  TESSERA_DEVICE void step(std::size_t i) const {
+    static_assert(kNf4Block % n == 0);  // so one scale applies to all n
+    const float scale = scale_of(i / kNf4Block);
+    Pack<T, n> values;
+    for (int e = 0; e < n; ++e) {
+      const unsigned pair = encoded[layout.codes + (i + e) / 2];
+      values.at[e] = from_opmath<T>(static_cast<OpMath<T>>(scale * levels[(pair >> ((i + e) % 2 * 4)) & 15U]));
+    }
+    store<n>(out + i, values);
+  }
+};
+
+template <class T>
+void decode_nf4(NativeStream stream, const DecodeArgs& a) {
+  for_elements<kVector<T>>(stream, static_cast<std::size_t>(a.count), {a.out},
+                           DecodeNf4Body<T>{static_cast<const unsigned char*>(a.encoded), Nf4Layout(a.count),
+                                            kNf4Levels, static_cast<T*>(a.out)});
 }
 
 }  // namespace tessera::nn::cuda

@@ -54,11 +54,10 @@ struct Views {
 };
 
 template <class T>
-void forward(const Settings& settings, const Views<const T>& in, const Tensor& y, const Tensor& log_sum_exp) {
+void forward(KernelTable<T>& device, const Settings& settings, const Views<const T>& in, const Tensor& y,
+             const Tensor& log_sum_exp) {
   const AttentionShape& shape = settings.shape;
-  Context& context = y.context();
-  KernelTable<T>& device = context.kernels<T>("attention");
-  const Tensor memory = scratch(context, device.attention_forward_scratch(shape));
+  const Tensor memory = scratch(y.context(), device.attention_forward_scratch(shape));
   kernels::AttentionForward<T> args{shape,
                                     in.q,
                                     in.k,
@@ -67,7 +66,7 @@ void forward(const Settings& settings, const Views<const T>& in, const Tensor& y
                                     data_or_null<kernels::OpMath<T>>(log_sum_exp),
                                     memory.raw()};
   args.dropout = settings.dropout;
-  device.attention_forward(context.stream(), args);
+  device.attention_forward(y.context().stream(), args);
 }
 
 /// A tensor for the gradient of an input. The kernel computes all: those that are not required go to temporary memory.
@@ -84,15 +83,13 @@ struct Result {
 };
 
 template <class T>
-void backward(const Result& result) {
+void backward(KernelTable<T>& device, Stream& stream, const Result& result) {
   const AttentionShape& shape = result.settings.shape;
-  Context& context = result.y.context();
-  KernelTable<T>& device = context.kernels<T>("attention");
   const GradientTarget dq = gradient_of(result.in.q), dk = gradient_of(result.in.k), dv = gradient_of(result.in.v);
   const Views<const T> in(result.in, shape);
   const Views<T> out({dq.tensor, dk.tensor, dv.tensor}, shape);
   const bool fused = !result.in.k;
-  const Tensor memory = scratch(context, device.attention_backward_scratch(shape));
+  const Tensor memory = scratch(result.y.context(), device.attention_backward_scratch(shape));
   const auto rows = [&](const Tensor& t) {
     return kernels::heads_view<const T>(t.data<T>(), shape.positions, shape.heads, shape.dim);
   };
@@ -104,7 +101,7 @@ void backward(const Result& result) {
   args.accumulate_dv = (fused ? dq : dv).accumulate;
   args.scratch = memory.raw();
   args.dropout = result.settings.dropout;
-  device.attention_backward(context.stream(), args);
+  device.attention_backward(stream, args);
 }
 
 Settings settings_of(const Tensor& x, AttentionHeads groups, std::int64_t width, const AttentionOptions& options) {
@@ -134,14 +131,13 @@ Tensor run(const Settings& settings, const Heads& in, Shape shape) {
   Tensor y = Tensor::empty(in.q.context(), std::move(shape), dtype);
   Tape* tape = recording({in.q, in.k, in.v}, y);
   const Tensor log_sum_exp = tape != nullptr ? row_statistics(y, settings.shape) : Tensor();
-  for_floating("attention", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    forward<T>(settings, Views<const T>(in, settings.shape), y, log_sum_exp);
+  with_kernels("attention", y, [&]<class T>(KernelTable<T>& device, Stream&) {
+    forward(device, settings, Views<const T>(in, settings.shape), y, log_sum_exp);
   });
   if (tape != nullptr)
     tape->record("attention", y, [settings, in, y, log_sum_exp, dy = y.gradient()] {
       const Result result{settings, in, y, log_sum_exp, dy->value()};
-      for_floating("attention", y.dtype(), [&](auto zero) { backward<decltype(zero)>(result); });
+      with_kernels("attention", y, [&](auto& device, Stream& stream) { backward(device, stream, result); });
     });
   return y;
 }

@@ -20,7 +20,7 @@ struct Saved {
 };
 
 template <class T>
-void forward(const Saved& saved, const Tensor& loss) {
+void forward(KernelTable<T>& device, const Saved& saved, const Tensor& loss) {
   const kernels::CrossEntropyForward<T> args{saved.logits.data<T>(),
                                              saved.targets.data<std::int32_t>(),
                                              size(saved.targets.count()),
@@ -29,13 +29,11 @@ void forward(const Saved& saved, const Tensor& loss) {
                                              data_or_null<OpMath<T>>(saved.row_max),
                                              data_or_null<OpMath<T>>(saved.row_sum),
                                              size(saved.logits.dim(-1))};
-  loss.context()
-      .kernels<T>("cross_entropy")
-      .cross_entropy_forward(loss.context().stream(), {args, loss.data<double>(), saved.valid.data<double>()});
+  device.cross_entropy_forward(loss.context().stream(), {args, loss.data<double>(), saved.valid.data<double>()});
 }
 
 template <class T>
-void backward(const Saved& saved) {
+void backward(KernelTable<T>& device, Stream& stream, const Saved& saved) {
   Gradient& slot = *saved.logits.gradient();
   const bool over = saved.options.overwrite_logits && !slot.written() && !slot.bound();
   const GradientTarget target = over ? GradientTarget{saved.logits, false} : slot.write();
@@ -50,10 +48,7 @@ void backward(const Saved& saved) {
   args.row_sum = saved.row_sum.data<OpMath<T>>();
   args.dlogits = target.tensor.data<T>();
   args.accumulate = target.accumulate;
-  Context& context = saved.logits.context();
-  context.kernels<T>("cross_entropy")
-      .cross_entropy_backward(context.stream(),
-                              {args, saved.dloss->value().data<double>(), saved.valid.data<double>()});
+  device.cross_entropy_backward(stream, {args, saved.dloss->value().data<double>(), saved.valid.data<double>()});
   if (over) slot.accumulate(saved.logits);
 }
 
@@ -76,11 +71,12 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOp
     saved.row_max = Tensor::empty(context, {targets.count()}, opmath);
     saved.row_sum = Tensor::empty(context, {targets.count()}, opmath);
   }
-  for_floating("cross_entropy", logits.dtype(), [&](auto zero) { forward<decltype(zero)>(saved, loss); });
+  with_kernels("cross_entropy", logits, [&](auto& device, Stream&) { forward(device, saved, loss); });
   if (tape != nullptr) {
     saved.dloss = loss.gradient();
     tape->record("cross_entropy", loss, [saved = std::move(saved)] {
-      for_floating("cross_entropy", saved.logits.dtype(), [&](auto zero) { backward<decltype(zero)>(saved); });
+      with_kernels("cross_entropy", saved.logits,
+                   [&](auto& device, Stream& stream) { backward(device, stream, saved); });
     });
   }
   return loss;

@@ -19,6 +19,13 @@ void for_floating(std::string_view op, DType dtype, Function&& function) {
   });
 }
 
+/// Calls function(table, stream): the kernels for x's elements, a KernelTable<T>&, and the stream of x's context.
+template <class Function>
+void with_kernels(std::string_view op, const Tensor& x, Function&& function) {
+  for_floating(op, x.dtype(),
+               [&](auto zero) { function(x.context().kernels<decltype(zero)>(op), x.context().stream()); });
+}
+
 /// An extent as the kernels' unsigned type.
 inline std::size_t size(std::int64_t extent) { return static_cast<std::size_t>(extent); }
 

@@ -10,11 +10,11 @@
 namespace tessera::nn::ops {
 namespace {
 
-template <class T>
 void scale_into(const Tensor& x, double factor, const Tensor& out, bool accumulate) {
-  const kernels::ScaleArgs<T> args{x.data<T>(), static_cast<kernels::OpMath<T>>(factor), out.data<T>(), size(x.count()),
-                                   accumulate};
-  out.context().kernels<T>("scale").scale(out.context().stream(), args);
+  with_kernels("scale", x, [&]<class T>(KernelTable<T>& device, Stream& stream) {
+    const auto wide = static_cast<kernels::OpMath<T>>(factor);
+    device.scale(stream, {x.data<T>(), wide, out.data<T>(), size(x.count()), accumulate});
+  });
 }
 
 Tensor transposed(const Tensor& x) {
@@ -24,23 +24,20 @@ Tensor transposed(const Tensor& x) {
   std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
   Tensor y = Tensor::empty(x.context(), std::move(shape), x.dtype());
   if (x.count() == 0) return y;
-  for_floating("transpose", x.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    const std::int64_t rows = x.dim(-2), columns = x.dim(-1);
-    const TransposeArgs<T> args{x.data<T>(), y.data<T>(), size(x.count() / (rows * columns)), size(rows),
-                                size(columns)};
-    x.context().kernels<T>("transpose").transpose(x.context().stream(), args);
+  const std::size_t rows = size(x.dim(-2)), columns = size(x.dim(-1));
+  with_kernels("transpose", x, [&]<class T>(KernelTable<T>& device, Stream& stream) {
+    device.transpose(stream, {x.data<T>(), y.data<T>(), size(x.count()) / (rows * columns), rows, columns});
   });
   return y;
 }
 
-template <class T>
 void backward_activation(Activation kind, const Tensor& x, const Gradient& dy) {
-  const T* from = dy.value().data<T>();
-  const GradientTarget target = x.gradient()->acquire_reusing(dy);
-  const kernels::ActivationBackward<T> args{x.data<T>(), from, target.tensor.data<T>(), size(x.count()),
-                                            target.accumulate};
-  x.context().kernels<T>("activation").activation_backward(x.context().stream(), kind, args);
+  with_kernels("activation", x, [&]<class T>(KernelTable<T>& device, Stream& stream) {
+    const T* from = dy.value().data<T>();
+    const GradientTarget target = x.gradient()->acquire_reusing(dy);
+    device.activation_backward(stream, kind,
+                               {x.data<T>(), from, target.tensor.data<T>(), size(x.count()), target.accumulate});
+  });
 }
 
 struct Gated {
@@ -48,41 +45,35 @@ struct Gated {
   std::shared_ptr<Gradient> dy;
 };
 
-template <class T>
 void backward_swiglu(const Gated& saved) {
-  const T* from = saved.dy->value().data<T>();
-  kernels::SwigluBackward<T> args;
-  args.gate = saved.gate.data<T>();
-  args.up = saved.up.data<T>();
-  args.dy = from;
-  args.count = size(saved.gate.count());
-  write_to(slot_of(saved.gate), args.dgate, args.accumulate_dgate);  // only one of the two can reuse dy's memory
-  if (saved.up.requires_grad()) {
-    const GradientTarget target = saved.up.gradient()->acquire_reusing(*saved.dy);
-    args.dup = target.tensor.data<T>();
-    args.accumulate_dup = target.accumulate;
-  }
-  saved.gate.context().kernels<T>("swiglu").swiglu_backward(saved.gate.context().stream(), args);
+  with_kernels("swiglu", saved.gate, [&]<class T>(KernelTable<T>& device, Stream& stream) {
+    kernels::SwigluBackward<T> args;
+    args.gate = saved.gate.data<T>();
+    args.up = saved.up.data<T>();
+    args.dy = saved.dy->value().data<T>();
+    args.count = size(saved.gate.count());
+    write_to(slot_of(saved.gate), args.dgate, args.accumulate_dgate);  // only one of the two can reuse dy's memory
+    if (saved.up.requires_grad()) {
+      const GradientTarget target = saved.up.gradient()->acquire_reusing(*saved.dy);
+      args.dup = target.tensor.data<T>();
+      args.accumulate_dup = target.accumulate;
+    }
+    device.swiglu_backward(stream, args);
+  });
 }
 
 Tensor run_activation(Activation kind, const Tensor& x) {
   Tensor y = Tensor::empty(x.context(), x.shape(), x.dtype());
-  for_floating("activation", x.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    x.context()
-        .kernels<T>("activation")
-        .activation_forward(x.context().stream(),
-                            {.kind = kind, .x = x.data<T>(), .y = y.data<T>(), .count = size(x.count())});
+  with_kernels("activation", x, [&]<class T>(KernelTable<T>& device, Stream& stream) {
+    device.activation_forward(stream, {.kind = kind, .x = x.data<T>(), .y = y.data<T>(), .count = size(x.count())});
   });
   return y;
 }
 
 Tensor run_swiglu(const Tensor& gate, const Tensor& up) {
   Tensor y = Tensor::empty(gate.context(), gate.shape(), gate.dtype());
-  for_floating("swiglu", gate.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    gate.context().kernels<T>("swiglu").swiglu_forward(gate.context().stream(),
-                                                       {gate.data<T>(), up.data<T>(), y.data<T>(), size(gate.count())});
+  with_kernels("swiglu", gate, [&]<class T>(KernelTable<T>& device, Stream& stream) {
+    device.swiglu_forward(stream, {gate.data<T>(), up.data<T>(), y.data<T>(), size(gate.count())});
   });
   return y;
 }
@@ -109,11 +100,11 @@ struct Mask {
   std::size_t samples = 0, elements = 0;
 };
 
-template <class T>
 void apply(const Mask& mask, const Tensor& x, const Tensor& y, bool accumulate) {
-  Context& context = y.context();
-  context.kernels<T>("dropout").dropout(context.stream(), {mask.stream, mask.probability, mask.samples, mask.elements,
-                                                           x.data<T>(), y.data<T>(), accumulate});
+  with_kernels("dropout", x, [&]<class T>(KernelTable<T>& device, Stream& stream) {
+    device.dropout(stream,
+                   {mask.stream, mask.probability, mask.samples, mask.elements, x.data<T>(), y.data<T>(), accumulate});
+  });
 }
 
 }  // namespace
@@ -122,9 +113,8 @@ Tensor add(const Tensor& a, const Tensor& b) {
   require_shape("add", "b", b, a.shape());
   require_dtype("add", "b", b, a.dtype());
   Tensor y = Tensor::empty(a.context(), a.shape(), a.dtype());
-  for_floating("add", a.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    a.context().kernels<T>("add").add(a.context().stream(), {a.data<T>(), b.data<T>(), y.data<T>(), size(a.count())});
+  with_kernels("add", a, [&]<class T>(KernelTable<T>& device, Stream& stream) {
+    device.add(stream, {a.data<T>(), b.data<T>(), y.data<T>(), size(a.count())});
   });
   record_add(a, b, y);
   return y;
@@ -140,13 +130,12 @@ void record_add(const Tensor& a, const Tensor& b, Tensor& sum) {
 
 Tensor scale(const Tensor& x, double factor) {
   Tensor y = Tensor::empty(x.context(), x.shape(), x.dtype());
-  for_floating("scale", x.dtype(), [&](auto zero) { scale_into<decltype(zero)>(x, factor, y, false); });
+  scale_into(x, factor, y, false);
   if (Tape* tape = recording({x}, y))
     tape->record("scale", y, [dx = slot_of(x), factor, dy = y.gradient()] {
       const Tensor from = dy->value();
       const GradientTarget target = dx->acquire_reusing(*dy);
-      for_floating("scale", from.dtype(),
-                   [&](auto zero) { scale_into<decltype(zero)>(from, factor, target.tensor, target.accumulate); });
+      scale_into(from, factor, target.tensor, target.accumulate);
     });
   return y;
 }
@@ -174,9 +163,7 @@ Tensor activation(Activation kind, const Tensor& x) {
 void record_activation(Activation kind, const Tensor& x, Tensor& y) {
   Tape* tape = recording({x}, y);
   if (tape == nullptr) return;
-  tape->record("activation", y, [kind, x, dy = y.gradient()] {
-    for_floating("activation", x.dtype(), [&](auto zero) { backward_activation<decltype(zero)>(kind, x, *dy); });
-  });
+  tape->record("activation", y, [kind, x, dy = y.gradient()] { backward_activation(kind, x, *dy); });
   recompute_by([kind, x] { return run_activation(kind, x); }, y);
 }
 
@@ -186,9 +173,7 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
   Tensor y = run_swiglu(gate, up);
   Tape* tape = recording({gate, up}, y);
   if (tape == nullptr) return y;
-  tape->record("swiglu", y, [saved = Gated{gate, up, y.gradient()}] {
-    for_floating("swiglu", saved.gate.dtype(), [&](auto zero) { backward_swiglu<decltype(zero)>(saved); });
-  });
+  tape->record("swiglu", y, [saved = Gated{gate, up, y.gradient()}] { backward_swiglu(saved); });
   recompute_by([gate, up] { return run_swiglu(gate, up); }, y);
   return y;
 }
@@ -215,13 +200,12 @@ Tensor dropout(const Tensor& x, double probability, std::string_view module) {
   const Mask mask{dropout_stream(state.seed, state.step, module, static_cast<std::uint64_t>(state.first_sample)),
                   probability, size(samples), samples == 0 ? 0 : size(x.count() / samples)};
   Tensor y = Tensor::empty(context, x.shape(), x.dtype());
-  for_floating("dropout", x.dtype(), [&](auto zero) { apply<decltype(zero)>(mask, x, y, false); });
+  apply(mask, x, y, false);
   if (Tape* tape = recording({x}, y))
     tape->record("dropout", y, [mask, dx = slot_of(x), dy = y.gradient()] {
       const Tensor from = dy->value();
       const GradientTarget target = dx->acquire_reusing(*dy);
-      for_floating("dropout", from.dtype(),
-                   [&](auto zero) { apply<decltype(zero)>(mask, from, target.tensor, target.accumulate); });
+      apply(mask, from, target.tensor, target.accumulate);
     });
   return y;
 }

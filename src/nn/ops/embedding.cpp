@@ -10,20 +10,21 @@
 namespace tessera::nn::ops {
 namespace {
 
-template <class T>
 void look_up(const Tensor& ids, const Tensor& weight, const Tensor& y, bool accumulate) {
-  kernels::EmbeddingForward<T> args{weight.data<T>(),    ids.data<std::int32_t>(), y.data<T>(), size(ids.count()),
-                                    size(weight.dim(0)), size(weight.dim(1)),      accumulate};
-  y.context().kernels<T>("embedding").embedding_forward(y.context().stream(), args);
+  const std::size_t rows = size(weight.dim(0)), width = size(weight.dim(1));
+  with_kernels("embedding", weight, [&]<class T>(KernelTable<T>& device, Stream& stream) {
+    device.embedding_forward(
+        stream, {weight.data<T>(), ids.data<std::int32_t>(), y.data<T>(), size(ids.count()), rows, width, accumulate});
+  });
 }
 
-template <class T>
 void backward(const Tensor& ids, const Tensor& weight, const Tensor& dy) {
-  const GradientTarget dweight = weight.gradient()->write();
-  kernels::EmbeddingBackward<T> args{ids.data<std::int32_t>(), dy.data<T>(),        dweight.tensor.data<T>(),
-                                     size(ids.count()),        size(weight.dim(0)), size(weight.dim(1)),
-                                     dweight.accumulate};
-  weight.context().kernels<T>("embedding").embedding_backward(weight.context().stream(), args);
+  const std::size_t rows = size(weight.dim(0)), width = size(weight.dim(1));
+  with_kernels("embedding", weight, [&]<class T>(KernelTable<T>& device, Stream& stream) {
+    const auto [dweight, accumulate] = weight.gradient()->write();
+    device.embedding_backward(stream, {ids.data<std::int32_t>(), dy.data<T>(), dweight.data<T>(), size(ids.count()),
+                                       rows, width, accumulate});
+  });
 }
 
 Tensor make_output(const Tensor& ids, const Tensor& weight) {
@@ -35,15 +36,8 @@ Tensor make_output(const Tensor& ids, const Tensor& weight) {
   return Tensor::empty(weight.context(), std::move(shape), weight.dtype());
 }
 
-void record(const Tensor& ids, const Tensor& weight, Tensor& y) {
-  if (Tape* tape = recording({weight}, y))
-    tape->record("embedding", y, [ids, weight, dy = y.gradient()] {
-      for_floating("embedding", weight.dtype(), [&](auto zero) { backward<decltype(zero)>(ids, weight, dy->value()); });
-    });
-}
-
 template <class T>
-void rotate(const Tensor& in, const GradientTarget& out, const RopeTable& table, bool inverse) {
+void rotate(KernelTable<T>& device, const Tensor& in, const GradientTarget& out, const RopeTable& table, bool inverse) {
   kernels::RopeArgs<T> args;
   args.batch = size(in.dim(0));
   args.positions = size(in.dim(1));
@@ -55,7 +49,7 @@ void rotate(const Tensor& in, const GradientTarget& out, const RopeTable& table,
   args.out = kernels::heads_view<T>(out.tensor.data<T>(), args.positions, args.heads, args.dim);
   args.inverse = inverse;
   args.accumulate = out.accumulate;
-  in.context().kernels<T>("rope").rope(in.context().stream(), args);
+  device.rope(in.context().stream(), args);
 }
 
 /// The host computes the table once, with the same values for all devices.
@@ -83,8 +77,9 @@ Tensor positions_of(const Tensor& ids) {
 
 Tensor embedding(const Tensor& ids, const Tensor& weight) {
   Tensor y = make_output(ids, weight);
-  for_floating("embedding", weight.dtype(), [&](auto zero) { look_up<decltype(zero)>(ids, weight, y, false); });
-  record(ids, weight, y);
+  look_up(ids, weight, y, false);
+  if (Tape* tape = recording({weight}, y))
+    tape->record("embedding", y, [ids, weight, dy = y.gradient()] { backward(ids, weight, dy->value()); });
   return y;
 }
 
@@ -98,16 +93,12 @@ Tensor embedding(const Tensor& ids, const Tensor& tokens, const Tensor& position
                        std::to_string(positions.dim(1)) + "; they must be equal");
   Tensor y = make_output(ids, tokens);
   const Tensor order = positions_of(ids);
-  for_floating("embedding", tokens.dtype(), [&](auto zero) {
-    look_up<decltype(zero)>(ids, tokens, y, false);
-    look_up<decltype(zero)>(order, positions, y, true);
-  });
+  look_up(ids, tokens, y, false);
+  look_up(order, positions, y, true);
   if (Tape* tape = recording({tokens, positions}, y))
     tape->record("embedding", y, [ids, order, tokens, positions, dy = y.gradient()] {
-      for_floating("embedding", tokens.dtype(), [&](auto zero) {
-        if (tokens.requires_grad()) backward<decltype(zero)>(ids, tokens, dy->value());
-        if (positions.requires_grad()) backward<decltype(zero)>(order, positions, dy->value());
-      });
+      if (tokens.requires_grad()) backward(ids, tokens, dy->value());
+      if (positions.requires_grad()) backward(order, positions, dy->value());
     });
   return y;
 }
@@ -135,12 +126,12 @@ Tensor rope(const Tensor& x, const RopeTable& table, std::int64_t heads) {
                        std::to_string(table.dim()) + "]");
   require_dtype("rope", "the table", table.cosine, kernels::opmath_dtype(x.dtype()));
   Tensor y = x.detached();
-  for_floating("rope", x.dtype(), [&](auto zero) { rotate<decltype(zero)>(x, {y, false}, table, false); });
+  with_kernels("rope", x, [&](auto& device, Stream&) { rotate(device, x, {y, false}, table, false); });
   if (Tape* tape = recording({x}, y))
     tape->record("rope", y, [table, dx = slot_of(x), dy = y.gradient()] {
       const Tensor from = dy->value();
       const GradientTarget target = dx->acquire_reusing(*dy);
-      for_floating("rope", from.dtype(), [&](auto zero) { rotate<decltype(zero)>(from, target, table, true); });
+      with_kernels("rope", from, [&](auto& device, Stream&) { rotate(device, from, target, table, true); });
     });
   return y;
 }

@@ -107,13 +107,13 @@ void write_dweight(const Saved& s, const Tensor& dy_transposed) {
                                     .accumulate = dweight.accumulate});
 }
 
-template <class T>
-void write_dbias(const Saved& s) {
-  kernels::LinearBackward<T> args{.shape = s.shape};
-  args.dy = s.dy->value().data<T>();
-  write_to(s.dbias, args.dbias, args.accumulate_dbias);
-  Context& context = s.dy->value().context();
-  context.kernels<T>("linear").linear_backward(context.stream(), args);
+void write_dbias(const Saved& s, const Tensor& dy) {
+  with_kernels("linear", dy, [&]<class T>(KernelTable<T>& device, Stream& stream) {
+    kernels::LinearBackward<T> args{.shape = s.shape};
+    args.dy = dy.data<T>();
+    write_to(s.dbias, args.dbias, args.accumulate_dbias);
+    device.linear_backward(stream, args);
+  });
 }
 
 void backward(const Saved& s) {
@@ -124,7 +124,7 @@ void backward(const Saved& s) {
     if (s.dweight) write_dweight(s, codes.transposed);
     if (s.dx) write_dx(s, codes.codes);
   }
-  if (s.dbias) for_floating("linear", dy.dtype(), [&](auto zero) { write_dbias<decltype(zero)>(s); });
+  if (s.dbias) write_dbias(s, dy);
 }
 
 }  // namespace

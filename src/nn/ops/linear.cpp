@@ -32,7 +32,7 @@ struct Forward {
 };
 
 template <class T>
-void forward(const Forward& f) {
+void forward(KernelTable<T>& device, Stream& stream, const Forward& f) {
   const kernels::LinearForward<T> args{.shape = f.shape,
                                        .x = f.x.data<T>(),
                                        .weight = f.weight.data<T>(),
@@ -41,7 +41,7 @@ void forward(const Forward& f) {
                                        .activated = f.activated ? f.activated.data<T>() : nullptr,
                                        .activation = f.kind,
                                        .y_stride = f.activated ? 0 : size(f.y.dim(-1))};
-  f.y.context().kernels<T>("linear").linear_forward(f.y.context().stream(), args);
+  device.linear_forward(stream, args);
 }
 
 Tensor decoded(const Nf4Weight& weight, DType dtype) {
@@ -65,7 +65,7 @@ struct Saved {
 };
 
 template <class T>
-void backward(const Saved& saved) {
+void backward(KernelTable<T>& device, Stream& stream, const Saved& saved) {
   kernels::LinearBackward<T> args;
   args.shape = saved.shape;
   args.dy = saved.dy->value().data<T>();
@@ -78,8 +78,7 @@ void backward(const Saved& saved) {
   Tensor weight = saved.weight;
   if (saved.dx && !weight) weight = decoded(saved.encoded, dtype_of<T>);
   if (saved.dx) args.weight = weight.data<T>();
-  Context& context = saved.dy->value().context();
-  context.kernels<T>("linear").linear_backward(context.stream(), args);
+  device.linear_backward(stream, args);
 }
 
 /// `row`: elements of a row of y; 0: the layer's outputs.
@@ -92,7 +91,7 @@ Forward prepare(const Tensor& x, const Tensor& weight, const Tensor& bias, Weigh
 }
 
 void run(Forward& f, const Nf4Weight& encoded = {}) {
-  for_floating("linear", f.x.dtype(), [&](auto zero) { forward<decltype(zero)>(f); });
+  with_kernels("linear", f.x, [&](auto& device, Stream& stream) { forward(device, stream, f); });
   if (Tape* tape = recording({f.x, f.weight, f.bias}, f.y)) {
     Saved saved{f.shape,
                 SavedTensor(f.weight.requires_grad() ? f.x : Tensor()),
@@ -103,7 +102,7 @@ void run(Forward& f, const Nf4Weight& encoded = {}) {
                 slot_of(f.bias),
                 f.y.gradient()};
     tape->record("linear", f.y, [saved = std::move(saved)] {
-      for_floating("linear", saved.dy->value().dtype(), [&](auto zero) { backward<decltype(zero)>(saved); });
+      with_kernels("linear", saved.dy->value(), [&](auto& device, Stream& stream) { backward(device, stream, saved); });
     });
   }
 }

@@ -19,7 +19,7 @@ struct Saved {
 };
 
 template <class T>
-void backward(const Saved& saved) {
+void backward(KernelTable<T>& device, Stream& stream, const Saved& saved) {
   kernels::NormBackward<T> args;
   args.rows = size(rows_of(saved.x));
   args.width = size(saved.x.dim(-1));
@@ -32,7 +32,7 @@ void backward(const Saved& saved) {
   write_to(saved.dweight, args.dweight, args.accumulate_dweight);
   write_to(saved.dbias, args.dbias, args.accumulate_dbias);
   write_to(saved.dx, args.dx, args.accumulate_dx);
-  saved.x.context().kernels<T>(name_of(saved.norm)).norm_backward(saved.x.context().stream(), args);
+  device.norm_backward(stream, args);
 }
 
 void check(std::string_view op, const Tensor& x, const Tensor& weight) {
@@ -62,26 +62,23 @@ Tensor sum_of(std::string_view op, const Tensor& x, const Tensor& added) {
   return sum;
 }
 
-template <class T>
-void forward(const Forward& f) {
-  kernels::NormForward<T> args;
-  args.rows = size(rows_of(f.x));
-  args.width = size(f.x.dim(-1));
-  args.x = f.x.data<T>();
-  args.weight = f.weight.data<T>();
-  args.bias = data_or_null<T>(f.bias);
-  args.eps = static_cast<OpMath<T>>(f.eps);
-  args.y = f.y.data<T>();
-  args.mean = data_or_null<OpMath<T>>(f.mean);
-  args.rstd = data_or_null<OpMath<T>>(f.rstd);
-  args.added = data_or_null<T>(f.added);
-  args.sum = data_or_null<T>(f.sum);
-  args.norm = f.norm;
-  f.y.context().kernels<T>(name_of(f.norm)).norm_forward(f.y.context().stream(), args);
-}
-
 void run(const Forward& f) {
-  for_floating(name_of(f.norm), f.x.dtype(), [&](auto zero) { forward<decltype(zero)>(f); });
+  with_kernels(name_of(f.norm), f.x, [&]<class T>(KernelTable<T>& device, Stream& stream) {
+    kernels::NormForward<T> args;
+    args.rows = size(rows_of(f.x));
+    args.width = size(f.x.dim(-1));
+    args.x = f.x.data<T>();
+    args.weight = f.weight.data<T>();
+    args.bias = data_or_null<T>(f.bias);
+    args.eps = static_cast<OpMath<T>>(f.eps);
+    args.y = f.y.data<T>();
+    args.mean = data_or_null<OpMath<T>>(f.mean);
+    args.rstd = data_or_null<OpMath<T>>(f.rstd);
+    args.added = data_or_null<T>(f.added);
+    args.sum = data_or_null<T>(f.sum);
+    args.norm = f.norm;
+    device.norm_forward(stream, args);
+  });
 }
 
 Tensor statistics(const Tensor& x) {
@@ -116,7 +113,7 @@ SummedNorm normalize(std::string_view op, Forward f, const Tensor* added = nullp
   const Saved saved{f.norm,        x, f.weight, f.mean, f.rstd, slot_of(x), slot_of(f.weight), slot_of(f.bias),
                     f.y.gradient()};
   tape->record(name_of(f.norm), f.y, [saved] {
-    for_floating(name_of(saved.norm), saved.x.dtype(), [&](auto zero) { backward<decltype(zero)>(saved); });
+    with_kernels(name_of(saved.norm), saved.x, [&](auto& device, Stream& stream) { backward(device, stream, saved); });
   });
   return {f.sum, f.y};
 }

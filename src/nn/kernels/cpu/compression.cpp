@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "tessera/base/error.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -89,26 +88,10 @@ namespace tessera::nn::kernels {
 HWY_EXPORT(compression_table);
 namespace {
 
-using base::DType;
-
 constexpr std::size_t kBlock = kCompressionBlock;
 static_assert(kElementTile % kBlock == 0);
 
 const CompressionTable& table() { return *HWY_DYNAMIC_DISPATCH(compression_table)(); }
-
-template <class Function>
-void for_type(DType dtype, const char* what, Function&& function) {
-  switch (dtype) {
-    case DType::f32:
-      return function(float{});
-    case DType::f16:
-      return function(base::f16{});
-    case DType::bf16:
-      return function(base::bf16{});
-    default:
-      throw base::Unsupported(std::string(what) + ": no kernel for " + std::string(base::name_of(dtype)));
-  }
-}
 
 /// Calls function(first, count) for each block of [0, count).
 template <class Function>
@@ -160,7 +143,7 @@ void add_block(const SumCompressedArgs& a, std::size_t source, std::size_t first
 }  // namespace
 
 void compress(ThreadPool& pool, const CompressArgs& a) {
-  for_type(a.from, "encode", [&](auto zero) {
+  for_compute_dtype("encode", a.from, "", [&](auto zero) {
     using T = decltype(zero);
     for_blocks(pool, a.count, [&](std::size_t first, std::size_t count) {
       alignas(64) float block[kBlock] = {};
@@ -176,7 +159,7 @@ void compress(ThreadPool& pool, const CompressArgs& a) {
 }
 
 void sum_compressed(ThreadPool& pool, const SumCompressedArgs& a) {
-  for_type(a.to, "sum_encoded", [&](auto zero) {
+  for_compute_dtype("sum_encoded", a.to, "", [&](auto zero) {
     using T = decltype(zero);
     for_blocks(pool, a.count, [&](std::size_t first, std::size_t count) {
       alignas(64) float sum[kBlock];

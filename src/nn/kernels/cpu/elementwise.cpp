@@ -129,22 +129,14 @@ void swiglu_forward(const T* gate, const T* up, T* y, std::size_t count) {
 
 template <class T>
 void swiglu_backward(const SwigluBackward<T>& a) {
-  constexpr std::size_t kStep = kLanes<T>;
   // Reads each input once for both gradients, because each gradient may overwrite an input.
-  for (std::size_t i = 0; i < a.count; i += kStep) {
-    const std::size_t n = std::min(kStep, a.count - i);
-    const auto read = [n](const T* from) HWY_ATTR { return n == kStep ? load<T>(from) : load_part<T>(from, n); };
-    const auto write = [n, &read](bool accumulate, Vec<T> value, T* to) HWY_ATTR {
-      if (accumulate) value = hn::Add(read(to), value);
-      if (n == kStep)
-        store<T>(value, to);
-      else
-        store_part<T>(value, to, n);
-    };
-    const Vec<T> gate = read(a.gate + i), up = read(a.up + i), dy = read(a.dy + i);
-    if (a.dgate) write(a.accumulate_dgate, hn::Mul(hn::Mul(dy, up), Silu<T>::slope(gate)), a.dgate + i);
-    if (a.dup) write(a.accumulate_dup, hn::Mul(dy, Silu<T>::value(gate)), a.dup + i);
-  }
+  for_slots<T>(a.count, [&](Slot<T> slot) HWY_ATTR {
+    const Vec<T> gate = slot.read(a.gate), up = slot.read(a.up), dy = slot.read(a.dy);
+    const auto write = [&slot](bool accumulate, Vec<T> value, T* to)
+                           HWY_ATTR { slot.write(accumulate ? hn::Add(slot.read(to), value) : value, to); };
+    if (a.dgate) write(a.accumulate_dgate, hn::Mul(hn::Mul(dy, up), Silu<T>::slope(gate)), a.dgate);
+    if (a.dup) write(a.accumulate_dup, hn::Mul(dy, Silu<T>::value(gate)), a.dup);
+  });
 }
 
 template <class T>

@@ -143,13 +143,7 @@ void multiply_on(ThreadPool& pool, const Fp8ProductArgs& p, Products products) {
   });
 }
 
-template <class Function>
-void for_compute_dtype(base::DType dtype, Function&& function) {
-  if (dtype == base::DType::f32) return function(float{});
-  if (dtype == base::DType::f16) return function(base::f16{});
-  if (dtype == base::DType::bf16) return function(base::bf16{});
-  throw base::Unsupported("fp8: no kernel for " + std::string(base::name_of(dtype)) + "; use f32, f16 or bf16");
-}
+constexpr const char* kAdvice = "; use f32, f16 or bf16";
 
 }  // namespace
 
@@ -170,11 +164,11 @@ void check(const Fp8ProductArgs& args) {
 }
 
 void fp8_quantize(ThreadPool& pool, const Fp8QuantizeArgs& args) {
-  for_compute_dtype(args.dtype, [&](auto zero) { quantize_on<decltype(zero)>(pool, args); });
+  for_compute_dtype("fp8", args.dtype, kAdvice, [&](auto zero) { quantize_on<decltype(zero)>(pool, args); });
 }
 
 void fp8_product(ThreadPool& pool, const Fp8ProductArgs& args, Products products) {
-  for_compute_dtype(args.dtype, [&](auto zero) { multiply_on<decltype(zero)>(pool, args, products); });
+  for_compute_dtype("fp8", args.dtype, kAdvice, [&](auto zero) { multiply_on<decltype(zero)>(pool, args, products); });
 }
 
 }  // namespace tessera::nn::kernels

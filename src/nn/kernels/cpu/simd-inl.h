@@ -124,6 +124,28 @@ HWY_INLINE void map_into(bool accumulate, T* out, std::size_t count, Function fu
   }
 }
 
+/// One vector of a flat range, or its padded tail.
+template <class T>
+struct Slot {
+  std::size_t at, count;
+  HWY_INLINE Vec<T> read(const T* from) const {
+    return count == kLanes<T> ? load<T>(from + at) : load_part<T>(from + at, count);
+  }
+  HWY_INLINE void write(Vec<T> value, T* to) const {
+    if (count == kLanes<T>)
+      store<T>(value, to + at);
+    else
+      store_part<T>(value, to + at, count);
+  }
+};
+
+template <class T, class Body>
+HWY_INLINE void for_slots(std::size_t count, Body body) {
+  std::size_t i = 0;
+  for (; i + kLanes<T> <= count; i += kLanes<T>) body(Slot<T>{i, kLanes<T>});
+  if (i < count) body(Slot<T>{i, count - i});
+}
+
 /// The partial sums of one reduction.
 template <class T>
 struct Sum {

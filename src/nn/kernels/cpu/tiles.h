@@ -1,10 +1,14 @@
-// Division of ranges into tiles, which depends only on the problem.
+// What the host's kernels share: choices by element type, and the division of ranges into tiles, which depends only on
+// the problem.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 #include <tuple>
 
+#include "tessera/base/dtype.h"
+#include "tessera/base/error.h"
 #include "tessera/nn/thread_pool.h"
 
 namespace tessera::nn::kernels {
@@ -27,6 +31,16 @@ using Tables = std::tuple<Table<float>, Table<double>>;
   static const TABLE<T>& kernels() {                          \
     return std::get<TABLE<T>>(*HWY_DYNAMIC_DISPATCH(NAME)()); \
   }
+
+/// Calls function(T{}) with the C++ type of `dtype`: f32, f16 or bf16. Throws Unsupported for others, which ends with
+/// `advice`.
+template <class Function>
+void for_compute_dtype(const char* kernel, base::DType dtype, const char* advice, Function&& function) {
+  if (dtype == base::DType::f32) return function(float{});
+  if (dtype == base::DType::f16) return function(base::f16{});
+  if (dtype == base::DType::bf16) return function(base::bf16{});
+  throw base::Unsupported(std::string(kernel) + ": no kernel for " + std::string(base::name_of(dtype)) + advice);
+}
 
 /// Elements per tile of an element-wise kernel: large enough to hide the scheduling cost, small enough for L2.
 inline constexpr std::size_t kElementTile = 16384;

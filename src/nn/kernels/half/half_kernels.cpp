@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "tessera/nn/kernels/half/half_views.h"
-
 namespace tessera::nn {
 
 using namespace kernels;  // NOLINT: this file wraps them

@@ -1,14 +1,17 @@
 #include "tessera/fsdp/nn_model.h"
 
+#include <limits>
 #include <map>
 #include <typeinfo>
 
 #include "tessera/base/error.h"
+#include "tessera/fsdp/nn_task.h"
 #include "tessera/nn/activation_checkpoint.h"
 #include "tessera/nn/graph_capture.h"
 #include "tessera/nn/host_access.h"
 #include "tessera/nn/ops/dispatch.h"
 #include "tessera/nn/optimizer.h"
+#include "tessera/nn/tape.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -112,12 +115,9 @@ class NnRuntime : public Runtime {
   void norm_slices(const NormSlices& args) override {
     nn::ops::for_floating("norm", args.dtype, [&](auto zero) {
       using T = decltype(zero);
-      context_.kernels<T>("norm").norm_parts(context_.stream(), {.norm = args.norm,
-                                                                 .x = static_cast<const T*>(args.x),
-                                                                 .count = args.count,
-                                                                 .slices = args.slices,
-                                                                 .counters = args.counters,
-                                                                 .out = args.out});
+      const T* const x = static_cast<const T*>(args.x);
+      context_.kernels<T>("norm").norm_parts(context_.stream(),
+                                             {args.norm, x, args.count, args.slices, args.counters, args.out});
     });
   }
   void clip_factor(Stream& stream, const ClipArgs& args) override {
@@ -202,6 +202,49 @@ std::unique_ptr<Runtime> make_runtime(nn::ContextOptions options, std::function<
 nn::Context& nn_context(Runtime& runtime) {
   if (const auto* const known = dynamic_cast<const NnRuntime*>(&runtime)) return known->context();
   throw Unsupported("this runtime has no tessera::nn kernels; use a collective that needs none, such as plain");
+}
+
+NnTask::NnTask(std::unique_ptr<nn::Module> module, std::uint64_t seed) : module_(std::move(module)), seed_(seed) {}
+NnTask::~NnTask() = default;
+
+Model& NnTask::model() {
+  if (model_ == nullptr) model_ = std::make_unique<NnModel>(*module_);
+  return *model_;
+}
+
+void NnTask::forward_backward(std::int64_t step, ElementRange samples, double scale) {
+  context().random() = {.seed = seed_, .step = static_cast<std::uint64_t>(step), .first_sample = samples.begin};
+  losses_.push_back(run_step(step, samples, scale));
+}
+
+nn::Tensor NnTask::run_step(std::int64_t step, ElementRange samples, double scale) {
+  return differentiate([&] { return loss(step, samples); }, scale);
+}
+
+double NnTask::evaluation_loss(ElementRange samples) {
+  const nn::EvaluationScope no_dropout(context());
+  return evaluation(samples).item();
+}
+
+nn::Tensor NnTask::evaluation(ElementRange /*samples*/) { refuse_evaluation(); }
+
+nn::Tensor NnTask::differentiate(const std::function<nn::Tensor()>& forward, double scale) {
+  nn::Tape tape;
+  nn::Tensor loss;
+  {
+    const nn::TapeScope recording(context(), &tape);
+    loss = forward();
+  }
+  tape.backward(loss, scale);
+  return loss;
+}
+
+double NnTask::mean_loss() {
+  const std::vector<nn::Tensor> losses = std::exchange(losses_, {});
+  if (context().device().type == base::DeviceType::meta) return std::numeric_limits<double>::quiet_NaN();
+  double mean = 0;
+  for (const nn::Tensor& loss : losses) mean += loss.item() / static_cast<double>(losses.size());
+  return mean;
 }
 
 }  // namespace tessera::fsdp

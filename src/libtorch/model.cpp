@@ -12,7 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/fsdp/nn_model.h"
 #include "tessera/libtorch/hooks/boundary.h"
-#include "tessera/libtorch/hooks/tensor_memory.h"
+#include "tessera/libtorch/hooks/torch_device.h"
 #include "tessera/libtorch/unit.h"
 
 namespace tessera::libtorch {

@@ -8,6 +8,18 @@ namespace tessera::fsdp {
 
 using comm::OpKind;
 
+namespace {
+
+/// The sum of what `of` returns for each flat parameter.
+template <class Of>
+auto sum_of(const std::vector<FlatParameter>& flats, const Of& of) {
+  decltype(of(flats.front())) sum = 0;
+  for (const FlatParameter& flat : flats) sum += of(flat);
+  return sum;
+}
+
+}  // namespace
+
 ParamGroup::ParamGroup(EngineResources& resources, UnitSpec spec, ShardingPlan plan, int optimizer_slots)
     : resources_(resources), spec_(std::move(spec)), plan_(std::move(plan)), optimizer_slots_(optimizer_slots) {
   lay_out();
@@ -34,27 +46,17 @@ bool ParamGroup::outdated() const {
 }
 
 std::int64_t ParamGroup::elements() const {
-  std::int64_t sum = 0;
-  for (const FlatParameter& flat : flats_) sum += flat.layout.elements;
-  return sum;
+  return sum_of(flats_, [](const auto& f) { return f.layout.elements; });
 }
-
 std::int64_t ParamGroup::padding() const {
-  std::int64_t sum = 0;
-  for (const FlatParameter& flat : flats_) sum += flat.layout.padding();
-  return sum;
+  return sum_of(flats_, [](const auto& f) { return f.layout.padding(); });
 }
-
 std::size_t ParamGroup::bytes() const {
-  std::size_t sum = 0;
-  for (const FlatParameter& flat : flats_) sum += flat.layout.bytes();
-  return sum;
+  return sum_of(flats_, [](const auto& f) { return f.layout.bytes(); });
 }
 
 void ParamGroup::update_peak_bytes() {
-  std::size_t bytes = 0;
-  for (const FlatParameter& flat : flats_) bytes += flat.leased_bytes();
-  peak_bytes_ = std::max(peak_bytes_, bytes);
+  peak_bytes_ = std::max(peak_bytes_, sum_of(flats_, [](const auto& f) { return f.leased_bytes(); }));
 }
 
 std::vector<TransferSpec> ParamGroup::transfers_of(OpKind collective) const {

@@ -71,7 +71,7 @@ MISTAKES = [
     mistake("option-threads", "tools/train/plan.cpp", "  if (o.threads) return *o.threads;\n", "", COMPARE, "--threads does nothing"),
 
     # Figures and files.
-    mistake("loss-of-one-microbatch", "src/fsdp/training_task.cpp", "mean += loss.item() / static_cast<double>(losses.size());", "mean = loss.item();",
+    mistake("loss-of-one-microbatch", "src/fsdp/nn_model.cpp", "mean += loss.item() / static_cast<double>(losses.size());", "mean = loss.item();",
             option("FiguresTest.test_the_loss_is_the_mean_over_microbatches"), "with --accumulate the printed loss is the last microbatch's"),
     mistake("warm-up-counted", "tools/train/trainer.cpp", "values.begin() + 2, values.end()", "values.begin(), values.end()",
             option("FiguresTest.test_times_exclude_first_two_steps"), "step_ms includes warm-up steps"),
@@ -79,7 +79,7 @@ MISTAKES = [
             option("FiguresTest.test_times_exclude_first_two_steps"), "p95 is the median"),
     mistake("eval-counts-windows-twice", "tools/train/measurements.cpp", "sums[1] += static_cast<double>(real);", "sums[1] += static_cast<double>(at_once);",
             COMPARE, "--eval depends on the number of ranks"),
-    mistake("eval-with-dropout", "src/fsdp/training_task.cpp", "  const nn::EvaluationScope no_dropout(context());\n", "",
+    mistake("eval-with-dropout", "src/fsdp/nn_model.cpp", "  const nn::EvaluationScope no_dropout(context());\n", "",
             option("FiguresTest.test_an_evaluation_has_no_dropout"), "--eval applies dropout"),
     mistake("trace-of-one-rank", "tools/train/step_recorder.cpp", "mine.push_back({static_cast<int>(e.kind), e.unit, e.rank,", "mine.push_back({static_cast<int>(e.kind), e.unit, 0,",
             COMPARE, "--trace shows all ranks as one"),

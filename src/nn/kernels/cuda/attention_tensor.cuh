@@ -174,9 +174,9 @@ void for_tensor_kernel(std::size_t dim, bool drops, Function function) {
   with_width(std::integral_constant<unsigned, 128>{});
 }
 
-// The forward. A block has four warps for 128 queries, 32 per warp, so that each fragment of
-// keys and values that a warp loads serves two products. The statistics of a row belong to the four lanes that hold its
-// scores, so they stay in registers.
+// The forward. A block has four warps for 128 queries, 32 per warp, so that each fragment of keys and values that a
+// warp loads serves two products. The statistics of a row belong to the four lanes that hold its scores, so they stay
+// in registers.
 
 inline constexpr unsigned kForwardThreads = 128;
 inline constexpr unsigned kForwardTiles = kBlockRows / 16 / (kForwardThreads / kWarp);  // of 16 rows, per warp

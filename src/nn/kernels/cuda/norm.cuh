@@ -1,6 +1,6 @@
 // Layer norm and RMS norm over the last dimension. A team of threads, a warp or a whole block, holds a row in registers
 // as vectors of 16 bytes, so every array is read and written once. The gradients of weight and bias are summed in the
-// same pass, over tiles of rows (columns.cuh). The width alone decides which thread adds which elements: neither the
+// same pass, over tiles of rows (reduce.cuh). The width alone decides which thread adds which elements: neither the
 // grid nor an address shows in the bits.
 #pragma once
 

@@ -68,14 +68,14 @@ def main():
 
         # An outside backend, built against the package, runs in that program; without the path it is unknown.
         plugin = scratch / "plugin"
-        run(args.cmake, "-S", outside.parents[2] / "plugins" / "example", "-B", plugin, *configure[3:])
+        run(args.cmake, "-S", outside.parents[2] / "examples" / "own_backend", "-B", plugin, *configure[3:])
         run(args.cmake, "--build", plugin)
         path = dict(os.environ, TESSERA_PLUGIN_PATH=str(plugin))
         assert "the queue backend: 6" in run(scratch / "build" / "outside", "queue", env=path)
         refused = subprocess.run([scratch / "build" / "outside", "queue"], text=True, capture_output=True, timeout=60)
         assert refused.returncode != 0 and "unknown backend 'queue'" in refused.stdout, refused
         lab = scratch / "lab"
-        run(args.cmake, "-S", outside.parents[2] / "plugins" / "example_fsdp", "-B", lab, *configure[3:])
+        run(args.cmake, "-S", outside.parents[2] / "examples" / "own_strategy", "-B", lab, *configure[3:])
         run(args.cmake, "--build", lab)
         own = scratch / "own_model"
         run(args.cmake, "-S", outside.parents[2] / "examples" / "own_model", "-B", own, *configure[3:])

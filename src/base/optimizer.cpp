@@ -18,11 +18,12 @@ bool within(double value, double low, double below) { return value >= low && val
 }  // namespace
 
 OptimizerConfig::Kind parse_optimizer(std::string_view name) {
-  if (name == "sgd") return Kind::sgd;
-  if (name == "adam") return Kind::adam;
-  if (name == "adamw") return Kind::adamw;
+  for (const Kind kind : {Kind::sgd, Kind::adam, Kind::adamw})
+    if (name == name_of(kind)) return kind;
   throw InvalidUsage("unknown optimizer '" + std::string(name) + "'; known: adamw adam sgd");
 }
+
+std::string_view name_of(Kind kind) { return kind == Kind::sgd ? "sgd" : kind == Kind::adam ? "adam" : "adamw"; }
 
 void validate(const OptimizerConfig& config) {
   const bool sgd = config.kind == Kind::sgd;

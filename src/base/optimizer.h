@@ -37,6 +37,8 @@ struct OptimizerConfig {
 
 /// "sgd", "adam", "adamw". Throws InvalidUsage.
 TESSERA_API OptimizerConfig::Kind parse_optimizer(std::string_view name);
+/// The name that parse_optimizer() reads.
+TESSERA_API std::string_view name_of(OptimizerConfig::Kind kind);
 /// Throws InvalidUsage for values that are out of range or contradictory (beta outside [0, 1), nesterov without
 /// momentum, amsgrad with sgd, ...).
 TESSERA_API void validate(const OptimizerConfig& config);

@@ -46,12 +46,9 @@ void check_mesh(const std::string& text, const std::vector<int>& all_ranks) {
 std::string headline(const ZeroTableSpec& spec) {
   const fsdp::Precision& precision = spec.precision;
   const nn::OptimizerConfig& o = spec.optimizer;
-  const char* kind = o.kind == nn::OptimizerConfig::Kind::sgd    ? "sgd"
-                     : o.kind == nn::OptimizerConfig::Kind::adam ? "adam"
-                                                                 : "adamw";
   std::string text = with_commas(spec.parameters) + " parameters in " + std::string(base::name_of(precision.compute)) +
                      (precision.casts() ? ", gradients in " + std::string(base::name_of(precision.reduce)) : "") +
-                     ", " + kind + (o.amsgrad ? " with amsgrad" : "") +
+                     ", " + std::string(base::name_of(o.kind)) + (o.amsgrad ? " with amsgrad" : "") +
                      (nn::state_slots(o) == 1 ? " with momentum" : "");
   if (spec.ranks.size() == 1) text += fmt::format(", {} rank{}", spec.ranks[0], spec.ranks[0] == 1 ? "" : "s");
   return text + ": model state per rank in GB (1e9 bytes)";

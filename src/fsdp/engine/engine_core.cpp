@@ -87,7 +87,6 @@ std::string text_of(const std::map<std::string, std::vector<std::string>>& prefe
 std::vector<comm::SharedSetting> shared_settings(const EngineOptions& options, const std::vector<UnitSpec>& units,
                                                  const std::vector<std::optional<Strategy>>& own,
                                                  const std::string& products) {
-  constexpr const char* kKinds[] = {"sgd", "adam", "adamw"};
   constexpr const char* kNorms[] = {"one", "two", "three", "infinity"};
   const OptimizerConfig& o = options.optimizer;
   const auto flag = [](std::optional<bool> value) { return value ? *value ? "true" : "false" : "default"; };
@@ -104,9 +103,9 @@ std::vector<comm::SharedSetting> shared_settings(const EngineOptions& options, c
       {"reshard_group_size", spaced(options.reshard_group_size)},
       {"reshard_after_backward", flag(options.reshard_after_backward)},
       {"program_optimizer", options.program_optimizer ? spaced(options.program_optimizer->slots, "slots") : "none"},
-      {"optimizer", spaced(kKinds[static_cast<int>(o.kind)], "betas", o.beta1, o.beta2, "eps", o.eps, "weight_decay",
-                           o.decay(), "momentum", o.momentum, o.nesterov ? "nesterov" : "", o.amsgrad ? "amsgrad" : "",
-                           o.maximize ? "maximize" : "")},
+      {"optimizer",
+       spaced(base::name_of(o.kind), "betas", o.beta1, o.beta2, "eps", o.eps, "weight_decay", o.decay(), "momentum",
+              o.momentum, o.nesterov ? "nesterov" : "", o.amsgrad ? "amsgrad" : "", o.maximize ? "maximize" : "")},
       {"reduce_dtype", options.reduce_dtype ? std::string(base::name_of(*options.reduce_dtype)) : "default"},
       {"clip_norm", spaced(options.clip_norm)},
       {"norm", kNorms[static_cast<int>(options.norm)]},

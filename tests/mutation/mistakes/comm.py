@@ -55,7 +55,7 @@ MISTAKES = [
             "  bool moved = false;\n  {\n    const std::unique_lock lock(mutex_, std::try_to_lock);\n    moved = lock.owns_lock() && poll_locked(with_health_check);\n  }\n  run_deferred();\n  return moved;\n",
             (r"^comm\.Progress",), "a call that issues an operation runs the callbacks of others"),
     mistake("detached-by-waiting", "src/comm/work.cpp", "    state_->on_done({});\n", "    state_->wait();\n", (CALLBACKS,), "detach() waits"),
-    mistake("polled-callback-without-error", "src/comm/completion_poller.cpp", "one.callback(error_of(*one.state))", "one.callback(nullptr)",
+    mistake("polled-callback-without-error", "src/comm/work.cpp", "one.callback(error_of(*one.state))", "one.callback(nullptr)",
             (r"^comm_decorators\.Callbacks",), "a decorator's callback sees no failure"),
 
     # Rendezvous through a store.

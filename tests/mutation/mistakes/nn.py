@@ -46,7 +46,7 @@ MISTAKES = [
     mistake("safetensors-half-written", "src/nn/safetensors.cpp", "    if (place.written != place.count)\n", "    if (place.written > place.count)\n", r"^nn\.Safetensors", "an export without all elements counts as complete"),
     mistake("tied-head-read-twice", "src/nn/hf_checkpoint.cpp", "  places_.erase(head);\n", "", r"^nn\.HfCheckpoints", "folders of transformers with tied weights don't open"),
     mistake("config-before-weights", "src/nn/hf_checkpoint.cpp", "  commit_described(directory_ + kConfig, config_json(config_), [&] { writer_.commit(); });", "  writer_.commit();", (r"^nn\.HfCheckpoints", r"^tools\.training$"), "an exported folder has no config.json"),
-    mistake("previous-config-stays", "src/base/atomic_file.cpp", "  if (differs) {\n    rename_file(path, previous);", "  if (differs) {\n    std::filesystem::copy_file(path, previous);", r"^tools\.durability$", "a killed export leaves the previous model's config.json with the new model"),
+    mistake("previous-config-stays", "src/base/file.cpp", "  if (differs) {\n    rename_file(path, previous);", "  if (differs) {\n    std::filesystem::copy_file(path, previous);", r"^tools\.durability$", "a killed export leaves the previous model's config.json with the new model"),
     mistake("pool-error-kept", "src/nn/thread_pool.cpp", "    failed_.store(false, std::memory_order_relaxed);\n    busy_", "    busy_", r"^nn_thread_pool\.", "after an exception no kernel runs"),
     mistake("encoding-not-trained-check", "src/nn/module.cpp", "  parameter.tensor_.set_requires_grad(false);\n  parameter.init_", "  parameter.init_", (r"^nn\.", r"^fsdp_lora\."), "NF4 weights are trained as bytes"),
 

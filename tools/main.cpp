@@ -21,9 +21,9 @@
 #include "tools/cli/output.h"
 #include "tools/cli/validators.h"
 #include "tools/launch/launcher.h"
+#include "tools/launch/process.h"
 #include "tools/launch/rank_watch.h"
 #include "tools/launch/ranks.h"
-#include "tools/launch/signals.h"
 #include "tools/version.h"
 
 namespace tessera::tools {

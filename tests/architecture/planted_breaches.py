@@ -39,7 +39,7 @@ PLANTED = [  # rule, file, content
     ("tools", "tools/pages/a.cpp", '#include "tools/compare/compare.h"\n'),
     ("tools", "tools/train/a.cpp", '#include "tools/bench/runner.h"\n'),
     ("tools", "tools/plan/a.cpp", '#include "tools/compare/compare.h"\n'),
-    ("tools", "tools/bench/a.cpp", '#include "tools/explain/wrapping.h"\n'),
+    ("tools", "tools/bench/a.cpp", '#include "tools/explain/explanation.h"\n'),
     ("tools", "tools/other/a.cpp", "#include <vector>\n"),
     ("spelling", "src/comm/b.cpp", '#include "work.h"\n'),
     ("vendor header", "src/comm/c.cpp", "#include <boost/asio.hpp>\n"),

@@ -1,4 +1,4 @@
-#include "tools/train/divergence.h"
+#include "tools/train/step_progress.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -22,7 +22,6 @@
 #include "tools/doctor/checks.h"
 #include "tools/launch/host_connection.h"
 #include "tools/launch/host_launcher.h"
-#include "tools/launch/host_side.h"
 #include "tools/version.h"
 
 namespace tessera::tools {

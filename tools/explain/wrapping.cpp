@@ -1,4 +1,4 @@
-#include "tools/explain/wrapping.h"
+#include "tools/explain/explanation.h"
 
 #include <fmt/format.h>
 

@@ -18,9 +18,8 @@
 #include "tessera/comm/bootstrap/hmac.h"
 #include "tools/cli/output.h"
 #include "tools/launch/host_connection.h"
-#include "tools/launch/host_side.h"
+#include "tools/launch/process.h"
 #include "tools/launch/ranks.h"
-#include "tools/launch/signals.h"
 #include "tools/version.h"
 
 namespace tessera::tools {

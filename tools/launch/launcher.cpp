@@ -18,13 +18,12 @@
 #include "tessera/comm/bootstrap/hmac.h"
 #include "tessera/comm/launch.h"
 #include "tools/cli/machine.h"
-#include "tools/launch/host_side.h"
+#include "tools/launch/host_connection.h"
 #include "tools/launch/process.h"
 #include "tools/launch/rank_output.h"
 #include "tools/launch/rank_watch.h"
 #include "tools/launch/ranks.h"
 #include "tools/launch/run_outcome.h"
-#include "tools/launch/signals.h"
 
 namespace tessera::tools {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <sys/wait.h>
 
-#include "tools/launch/signals.h"
+#include "tools/launch/process.h"
 
 namespace tessera::tools {
 namespace {

@@ -11,10 +11,10 @@ namespace tessera::tools {
 namespace {
 
 /// The calls of one rank on one communicator, by sequence.
-using Calls = std::map<std::uint64_t, const FlightCall*>;
+using CallsOfRank = std::map<std::uint64_t, const FlightCall*>;
 
 /// Those of the ranks of one communicator that have a file.
-using GroupCalls = std::map<int, Calls>;
+using GroupCalls = std::map<int, CallsOfRank>;
 
 /// What is known of a member and a call that others made.
 enum class Made : std::uint8_t { yes, no, unknown };

@@ -10,11 +10,11 @@
 #include "tools/cli/machine.h"
 #include "tools/cli/output.h"
 #include "tools/results/statistics.h"
-#include "tools/train/divergence.h"
 #include "tools/train/measurements.h"
 #include "tools/train/model_files.h"
 #include "tools/train/model_task.h"
 #include "tools/train/run_checkpointer.h"
+#include "tools/train/step_progress.h"
 #include "tools/train/step_recorder.h"
 
 namespace tessera::tools {

@@ -93,8 +93,8 @@ MISTAKES = [
     mistake("usage-error-code", "tools/main.cpp", "  if (error.kind() == \"InvalidUsage\") return 2;", "  if (error.kind() == \"InvalidUsage\") return 1;", r"^tools\.option_values$", "wrong usage exits with code 1"),
     mistake("save-failure-is-success", "tools/train/train.cpp", "  if (!outcome.save_failure.empty()) throw base::SystemError(outcome.save_failure);\n", "",
             "tools.checkpoint::CheckpointTest.test_full_disk_fails_save_and_not_training", "a run without its last checkpoint exits with code 0"),
-    mistake("divergence-warns-every-step", "tools/train/divergence.cpp", "  warned_ = true;\n", "", r"^tools\.Divergence", "one warning per step"),
-    mistake("divergence-names-all", "tools/train/divergence.cpp", "    if (!std::isfinite(losses[rank])) ranks.push_back(std::to_string(rank));", "    ranks.push_back(std::to_string(rank));", r"^tools\.Divergence", "the rank with the NaN is not named"),
+    mistake("divergence-warns-every-step", "tools/train/step_progress.cpp", "  warned_ = true;\n", "", r"^tools\.Divergence", "one warning per step"),
+    mistake("divergence-names-all", "tools/train/step_progress.cpp", "    if (!std::isfinite(losses[rank])) ranks.push_back(std::to_string(rank));", "    ranks.push_back(std::to_string(rank));", r"^tools\.Divergence", "the rank with the NaN is not named"),
 
     # Ranks.
     mistake("launcher-blames-the-last", "tools/launch/launcher.cpp", "  if (first || better) end_.first_failed = best;", "  end_.first_failed = best;", LAUNCHER, "the rank that failed last is named"),

@@ -5,7 +5,7 @@
 //
 // MPICH finds this function before UCX's, because this module has loaded MPICH. It does nothing and reports completion:
 // the connections are then closed with UCX's worker, after all ranks have synchronized in PMI. Nothing is lost, because
-// MPI is finalized only after a barrier (lifetime.cpp). A program that is linked with MPICH itself uses UCX's function.
+// MPI is finalized only after a barrier (library.cpp). A program that is linked with MPICH itself uses UCX's function.
 #include <mpi.h>
 
 #if defined(MPICH_VERSION)

@@ -70,7 +70,7 @@ class ErrorsReturned {
 };
 
 // Start and end of MPI in this process. Both wait inside MPI for the other ranks without a deadline; so each runs in a
-// thread of its own, and its caller waits only until the deadline (lifetime.cpp).
+// thread of its own, and its caller waits only until the deadline (library.cpp).
 
 /// The decision at process exit whether and how to finalize MPI.
 struct ExitPlan {

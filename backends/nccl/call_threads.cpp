@@ -8,7 +8,6 @@
 #include <thread>
 #include <vector>
 
-#include "tessera/base/error.h"
 #include "tessera/base/thread.h"
 #include "tessera/comm/base_names.h"
 

@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <string>
 #include <utility>
 
 #include "tessera/base/error.h"

@@ -1,7 +1,6 @@
 #include "tessera/nn/safetensors.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>

@@ -1,10 +1,10 @@
 // The announcements of collectives: a broadcast of a small payload, after which the root does not wait for its readers.
 // Operation s uses slot s % 2 of each rank, and is announced once every rank has announced s - 1.
 //
-// mirrors backends/shm/announcements.cpp: slot.sequence.store(op.sequence);
-// mirrors backends/shm/announcements.cpp: members_.of(op.arrived).slot(op.sequence).sequence.load() >= op.sequence
-// mirrors backends/shm/announcements.cpp: if (k != members_.rank() && last(k) + 1 < op.sequence) return false;
-// mirrors backends/shm/announcements.cpp: std::max(block.slot(0).sequence.load(), block.slot(1).sequence.load())
+// mirrors backends/shm/collective_buffers.cpp: slot.sequence.store(op.sequence);
+// mirrors backends/shm/collective_buffers.cpp: members_.of(op.arrived).slot(op.sequence).sequence.load() >= op.sequence
+// mirrors backends/shm/collective_buffers.cpp: if (k != members_.rank() && last(k) + 1 < op.sequence) return false;
+// mirrors backends/shm/collective_buffers.cpp: std::max(block.slot(0).sequence.load(), block.slot(1).sequence.load())
 //
 // Controls: 1 the root's announcement is relaxed; 2 a reader's load of it is; 3 a reader's announcement, which returns
 // the slot, is; 4 the root's load of that is; 5 the root does not wait for room.

@@ -3,7 +3,7 @@
 //
 // mirrors src/comm/core/polled_group.cpp: op.state.store(state);
 // mirrors src/comm/core/polled_group.cpp: op.release();
-// mirrors src/comm/core/operation.cpp: return state.load() == succeeded || has_failed();
+// mirrors src/comm/core/polled_group.cpp: return state.load() == succeeded || has_failed();
 // mirrors src/comm/work.h: if (handles_.fetch_sub(1, std::memory_order_acq_rel) == 1) recycle();
 // mirrors src/comm/core/group_core.h: op.next = std::exchange(free_, &op);
 //

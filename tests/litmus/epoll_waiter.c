@@ -2,11 +2,11 @@
 // drained only while no thread sleeps. A wake-up between a thread's last poll and arm() is drained, too: the thread sees
 // by the doorbell that it has been rung.
 //
-// mirrors backends/tcp/epoll_waiter.cpp: t_seen = wakes_.load();
-// mirrors backends/tcp/epoll_waiter.cpp: if (sleeping_.load() != 0) return true;
-// mirrors backends/tcp/epoll_waiter.cpp: if (wakes_.load() == t_seen) return true;
-// mirrors backends/tcp/epoll_waiter.cpp: sleeping_.fetch_add(1);
-// mirrors backends/tcp/epoll_waiter.cpp: wakes_.fetch_add(1);
+// mirrors backends/tcp/transport.cpp: t_seen = wakes_.load();
+// mirrors backends/tcp/transport.cpp: if (sleeping_.load() != 0) return true;
+// mirrors backends/tcp/transport.cpp: if (wakes_.load() == t_seen) return true;
+// mirrors backends/tcp/transport.cpp: sleeping_.fetch_add(1);
+// mirrors backends/tcp/transport.cpp: wakes_.fetch_add(1);
 // mirrors src/comm/core/progress.cpp: if (bell_.waiters.load() == 0) return;
 // mirrors src/comm/core/progress.cpp: bell_.rings.fetch_add(1);  // before: a thread that is about to arm the waiter
 // mirrors src/comm/core/progress.cpp: if (!moved && !needless() && bell_.rings.load() == seen) {

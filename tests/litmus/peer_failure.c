@@ -4,7 +4,7 @@
 //
 // mirrors backends/shm/member_blocks.cpp: record.state.store(1);
 // mirrors src/comm/core/polled_group.cpp: op.state.store(state);
-// mirrors src/comm/core/operation.cpp: std::atomic_thread_fence(std::memory_order_release);
+// mirrors src/comm/core/polled_group.cpp: std::atomic_thread_fence(std::memory_order_release);
 // mirrors backends/shm/shm_group.cpp: std::atomic_thread_fence(std::memory_order_acquire);  // what this rank has read was read before
 // mirrors backends/shm/member_blocks.h: members_.of(k).head().failure.state.load() != 0
 //

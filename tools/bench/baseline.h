@@ -1,7 +1,6 @@
 // Benchmarks compared with earlier ones: files of `bench --json`, and which of their rows differ beyond the noise.
 #pragma once
 
-#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>

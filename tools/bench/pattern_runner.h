@@ -1,7 +1,6 @@
 // One rank's part of `tessera bench --pattern`: times the groups of a pattern.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>

@@ -1,5 +1,4 @@
 // tessera info: shows what this program has.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <memory>

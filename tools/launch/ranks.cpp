@@ -1,7 +1,5 @@
 #include "tools/launch/ranks.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>

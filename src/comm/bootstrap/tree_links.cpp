@@ -4,7 +4,6 @@
 #include <boost/asio/io_context.hpp>
 #include <cstdint>
 
-#include "tessera/base/text.h"
 #include "tessera/comm/bootstrap/address.h"
 #include "tessera/comm/bootstrap/process_bootstrap.h"
 

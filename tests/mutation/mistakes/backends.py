@@ -13,9 +13,9 @@ DEVICES = (r"^nccl\.NcclDevices",)
 DECORATORS = (r"^comm_decorators\.",)
 
 MISTAKES = [
-    mistake("stores-never-stream", "backends/shm/store_choice.cpp", "  times.streams = median(times.last[0]) >", "  times.streams = false && median(times.last[0]) >", STORES, "ranks without a common cache wait for each line"),
-    mistake("stores-other-kind-not-tried", "backends/shm/store_choice.cpp", "  return (++times.blocks % kTriedOneOf == 0) != times.streams;", "  return times.streams;", STORES, "cores that move are not noticed"),
-    mistake("stores-of-all-sizes-as-one", "backends/shm/store_choice.cpp", "static_cast<std::size_t>(std::bit_width(operation_bytes))", "std::size_t{operation_bytes > 0}", STORES, "large operations decide for small ones"),
+    mistake("stores-never-stream", "backends/shm/operation.cpp", "  times.streams = median(times.last[0]) >", "  times.streams = false && median(times.last[0]) >", STORES, "ranks without a common cache wait for each line"),
+    mistake("stores-other-kind-not-tried", "backends/shm/operation.cpp", "  return (++times.blocks % kTriedOneOf == 0) != times.streams;", "  return times.streams;", STORES, "cores that move are not noticed"),
+    mistake("stores-of-all-sizes-as-one", "backends/shm/operation.cpp", "static_cast<std::size_t>(std::bit_width(operation_bytes))", "std::size_t{operation_bytes > 0}", STORES, "large operations decide for small ones"),
     mistake("bound-ranks-share-a-core", "backends/shm/runtime.cpp", "  for (const cpu_set_t& one : cores) CPU_OR(&all, &all, &one);", "  CPU_OR(&all, &all, &cores.front());", r"^shm\.ShmRuntime", "ranks that a launcher binds count as oversubscribed"),
     # shm
     mistake("shm-window-reused-after-failure", "backends/shm/arena.cpp", "  if (quarantined_) return;\n", "", r"^comm\.FailedWindows", "a late peer reads another tensor"),
@@ -23,7 +23,7 @@ MISTAKES = [
     mistake("shm-message-tiles-freed-early", "backends/shm/shm_group.cpp", "  messages_.retire(retired);\n", "", r"^comm\.EarlyExit", "a message changes before it is received if its sender closes the communicator"),
     mistake("shm-idle-kept", "backends/shm/arena.cpp", "  if (idle_ <= live_peak_ / kIdlePart + kIdleBytes) return;", "  if (idle_ <= live_peak_ + kIdlePart * kIdleBytes) return;", r"^comm\.Communicator", "idle windows are never released"),
     mistake("shm-trims-live-pages", "backends/shm/arena.cpp", "    const std::size_t first = round_up(it->first, page);", "    const std::size_t first = it->first / page * page;", (*SHM, r"^base\."), "pages in use are discarded"),
-    mistake("shm-mismatch-not-compared", "backends/shm/announcements.cpp", "same &= members_.of(k).slot(op.sequence).fingerprint == op.fingerprint;", "same &= members_.of(k).slot(op.sequence).fingerprint == op.fingerprint || !members_.runtime().options().check;",
+    mistake("shm-mismatch-not-compared", "backends/shm/collective_buffers.cpp", "same &= members_.of(k).slot(op.sequence).fingerprint == op.fingerprint;", "same &= members_.of(k).slot(op.sequence).fingerprint == op.fingerprint || !members_.runtime().options().check;",
             r"^comm\.Unchecked", "ranks with different calls read beyond their windows"),
     mistake("shm-read-after-failure", "backends/shm/shm_group.cpp", "  if (adopt_peer_failure()) return true;\n  complete(", "  complete(", r"^comm\.FailureInRead", "data read from an aborted peer counts as valid, and a call after its abort succeeds"),
     mistake("shm-tag-ignored", "backends/shm/point_to_point.cpp", "      if (op->call.tag == tag) {", "      if (tag >= 0) {", SHM, "a receive takes a message of another tag"),
@@ -36,7 +36,7 @@ MISTAKES = [
     mistake("shm-slots-freed-early", "backends/shm/runtime.cpp", "->done.value.load() == one.members;", "->done.value.load() != 0;",
             SHM, "a communicator's ports are reused while a peer reads them"),
     mistake("shm-tile-overwritten", "backends/shm/tiled_collective.cpp", "op.staged >= slowest_reader(op, false) + kTiles)) return false;", "op.staged >= slowest_reader(op, false) + 2 * kTiles)) return false;", SHM, "a tile is written while it is read"),
-    mistake("shm-slot-taken-early", "backends/shm/announcements.cpp", "    if (k != members_.rank() && last(k) + 1 < op.sequence) return false;\n", "", (r"^comm\.Communicator", *SHM), "a root that runs ahead overwrites a payload that a rank has not read"),
+    mistake("shm-slot-taken-early", "backends/shm/collective_buffers.cpp", "    if (k != members_.rank() && last(k) + 1 < op.sequence) return false;\n", "", (r"^comm\.Communicator", *SHM), "a root that runs ahead overwrites a payload that a rank has not read"),
     mistake("shm-copy-in-one-place", "backends/shm/collective_buffers.cpp", "  Buffer& copy = copy_of(op);", "  Buffer& copy = copies_[0];", (r"^comm\.Communicator", *SHM), "peers read a buffer without a copy, or one of another operation"),
     mistake("shm-readers-not-awaited", "backends/shm/operation.h", "(layout.sends_input() && !copied_in) ||", "(layout.sends_input() && !copied_in && false) ||", (r"^comm\.Communicator", r"^comm_processes$", *SHM), "a call returns while peers still read its input"),
     mistake("shm-results-not-awaited", "backends/shm/operation.h", "(layout.second_half() && !copied_out);", "(layout.second_half() && !copied_out && false);", (r"^comm\.Communicator", r"^comm_processes$", *SHM), "a call returns while peers still read its output"),
@@ -44,7 +44,7 @@ MISTAKES = [
     mistake("shm-copy-counted-twice", "backends/shm/tiled_collective.cpp", "    if (!owner.copied_out) members_.count_read(", "    members_.count_read(", (r"^comm\.Traffic", *SHM), "traffic counts the results of an all_reduce twice"),
     mistake("shm-copy-not-counted", "backends/shm/collective_buffers.cpp", "    if (op.copied_in) members_.count_sent(", "    if (false) members_.count_sent(", (r"^comm\.Traffic", *SHM), "traffic lacks copied bytes"),
     mistake("shm-rounds-of-a-copy-ignored", "backends/shm/tiled_collective.cpp", "std::min({op.rounds_for(whole.count), there, taken", "std::min({op.rounds_for(whole.count), taken", (r"^comm\.Communicator", r"^comm_processes$", *SHM), "a reader overtakes the rank that writes the copy"),
-    mistake("shm-mismatch-without-the-others", "backends/shm/announcements.cpp", "    op.everyone = true;  // waits for all ranks, to report what each calls\n", "", (r"^comm\.", *SHM), "a rank that waits for few ranks never reports a mismatch"),
+    mistake("shm-mismatch-without-the-others", "backends/shm/collective_buffers.cpp", "    op.everyone = true;  // waits for all ranks, to report what each calls\n", "", (r"^comm\.", *SHM), "a rank that waits for few ranks never reports a mismatch"),
     mistake("shm-deadline-never-set", "src/comm/core/polled_group.cpp", "  op.start_deadline();\n  engine_.wake", "  engine_.wake", (r"^comm\.", *SHM), "an operation waits forever"),
     mistake("shm-large-symmetric", "backends/shm/shm_group.cpp", "  if (named == kSymmetric && bytes > kEagerBytes)", "  if (named == kSymmetric && bytes > 1000 * kEagerBytes)", (*SHM, r"^comm\.Algorithms"), "TESSERA_ALGO=symmetric is ignored for large sizes"),
 
@@ -66,7 +66,7 @@ MISTAKES = [
     mistake("tcp-both-directions-admitted", "backends/tcp/mesh_connector.cpp", "  if (peer.direction == Direction::out && link.from > rank_) return false;\n", "", TCP, "two ranks that connect to each other at once close each other's connections"),
     mistake("tcp-unreachable-tried-for-ever", "backends/tcp/mesh_connector.cpp", "      co_return give_up(link.to);", "      peer.since = std::chrono::steady_clock::now();", TCP, "a rank that can't be reached is never named"),
     mistake("tcp-listener-wakes-no-rank", "backends/tcp/transport.cpp", "  event.events = EPOLLIN | EPOLLET;", "  event.events = EPOLLET;", TCP, "a sleeping rank does not accept a connection"),
-    mistake("tcp-sleeps-through-handshake", "backends/tcp/epoll_waiter.cpp", "    if (short_.load()) at_most = std::min(at_most, kShort);\n", "", TCP, "a rank sleeps while a connection is being made"),
+    mistake("tcp-sleeps-through-handshake", "backends/tcp/transport.cpp", "    if (short_.load()) at_most = std::min(at_most, kShort);\n", "", TCP, "a rank sleeps while a connection is being made"),
     mistake("tcp-listens-after-close", "backends/tcp/transport.cpp", "  connector_.reset();  //", "  //", TCP, "a rank that has closed still takes connections"),
     mistake("tcp-loss-told-twice", "backends/tcp/transport.cpp", "    reported_[r] = true;\n", "", TCP, "every poll reports a lost peer again"),
 
@@ -102,10 +102,10 @@ MISTAKES = [
     mistake("nccl-later-groups-unregistered", "backends/nccl/registered_memory.cpp", "  for (auto& [data, block] : blocks_) enter(group, data, block);\n}\n\nvoid RegisteredMemory::remove", "}\n\nvoid RegisteredMemory::remove", NCCL, "later splits are slower"),
     mistake("nccl-window-left", "backends/nccl/registered_memory.cpp", "    for (const auto& [group, window] : blocks_[data].windows) group->deregister_window(window.handle);\n", "", WINDOWS, "memory is freed while it is a symmetric window"),
     mistake("nccl-window-outlives-its-group", "backends/nccl/registered_memory.cpp", "    if (const auto window = block.windows.extract(&group)) group.deregister_window(window.mapped().handle);\n", "", WINDOWS, "a window is deregistered from a communicator that is gone"),
-    mistake("nccl-window-sizes-not-compared", "backends/nccl/symmetric_allocator.cpp", "  compare_sizes(votes);\n", "", WINDOWS, "ranks that need different sizes make the vendor's library hang"),
-    mistake("nccl-released-windows-not-compared", "backends/nccl/symmetric_allocator.cpp", "  compare_windows(votes);\n", "", WINDOWS, "reductions add wrong memory after the ranks have released different windows"),
-    mistake("nccl-window-of-some-ranks", "backends/nccl/symmetric_allocator.cpp", "    if (has_windows_ && !vote.problem.empty()) use_no_windows(vote.problem);", "    if (has_windows_ && !mine.problem.empty()) use_no_windows(vote.problem);", WINDOWS, "some ranks use a window that others lack"),
-    mistake("nccl-lone-failure-waits", "backends/nccl/symmetric_allocator.cpp", "problem.empty() ? until : std::min(until, Clock::now() + kOthersFailWithin)", "until", WINDOWS, "a rank without a window waits until the deadline for those inside the vendor's library"),
+    mistake("nccl-window-sizes-not-compared", "backends/nccl/registered_memory.cpp", "  compare_sizes(votes);\n", "", WINDOWS, "ranks that need different sizes make the vendor's library hang"),
+    mistake("nccl-released-windows-not-compared", "backends/nccl/registered_memory.cpp", "  compare_windows(votes);\n", "", WINDOWS, "reductions add wrong memory after the ranks have released different windows"),
+    mistake("nccl-window-of-some-ranks", "backends/nccl/registered_memory.cpp", "    if (has_windows_ && !vote.problem.empty()) use_no_windows(vote.problem);", "    if (has_windows_ && !mine.problem.empty()) use_no_windows(vote.problem);", WINDOWS, "some ranks use a window that others lack"),
+    mistake("nccl-lone-failure-waits", "backends/nccl/registered_memory.cpp", "problem.empty() ? until : std::min(until, Clock::now() + kOthersFailWithin)", "until", WINDOWS, "a rank without a window waits until the deadline for those inside the vendor's library"),
     mistake("nccl-places-not-compared", "backends/nccl/nccl_group.cpp", " + describe_places(call);", ";", WINDOWS, "checked mode misses ranks that gather to different places"),
     mistake("nccl-copy-engines-for-all", "backends/nccl/nccl_group.cpp", "  if (options.for_gathers && runtime_->copy_engines())", "  if ((options.for_gathers || true) && runtime_->copy_engines())", WINDOWS, "communicators that reduce have the policy for gathers"),
     mistake("decorator-memory-not-symmetric", "src/comm/core/decorator.h", "    return inner_->allocate_symmetric(bytes, kind, use);", "    return inner_->allocate(bytes, kind, use);", (*WINDOWS, *DECORATORS), "communicators around another one lose symmetric windows"),

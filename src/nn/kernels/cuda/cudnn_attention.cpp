@@ -1,6 +1,5 @@
 #include "tessera/nn/kernels/cuda/cudnn_attention.h"
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>

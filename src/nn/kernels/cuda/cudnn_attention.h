@@ -1,10 +1,8 @@
 // Attention by cuDNN's fused engines.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "tessera/nn/kernels/cuda/cudnn_attention_graph.h"

@@ -1,7 +1,6 @@
 // Causal attention and its gradients as graphs of cuDNN operations, in the form that its fused engines recognize.
 #pragma once
 
-#include <array>
 #include <compare>
 #include <cstdint>
 

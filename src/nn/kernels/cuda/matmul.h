@@ -3,7 +3,6 @@
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
-#include <array>
 #include <cstddef>
 #include <map>
 #include <memory>

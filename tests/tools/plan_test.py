@@ -129,7 +129,7 @@ class PlanTest(unittest.TestCase):
         self.assertEqual(file.read_text(), before)
         cluster["links"]["inter"]["latency_us"] = "fast"
         file.write_text(json.dumps(cluster))
-        self.assertIn("links.inter.latency_us is \"fast\"; expected", self.wrong("--cluster", file))
+        self.assertIn("links.inter.latency_us is \"fast\"; needs a number", self.wrong("--cluster", file))
         file.write_text("{")
         self.assertIn("is not JSON: line 1", self.wrong("--cluster", file))
 

@@ -7,8 +7,8 @@
 #include "tessera/base/error.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/validators.h"
-#include "tools/launch/host_launcher.h"
 #include "tools/launch/host_connection.h"
+#include "tools/launch/host_launcher.h"
 #include "tools/launch/launcher.h"
 #include "tools/launch/ranks.h"
 

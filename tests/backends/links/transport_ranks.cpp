@@ -187,6 +187,7 @@ void lost(Rank& me, Bootstrap& bootstrap) {
   me.receive(bootstrap.size() - 1, tag_number(1), 100'000);
   expect(me.until([&] { return !me.lost.empty(); }, 10s), "a broken connection was not reported");
   expect(me.lost.rfind(std::to_string(bootstrap.size() - 1) + ": ", 0) == 0, "the wrong rank: " + me.lost);
+  std::this_thread::sleep_for(1s);  // a rank that ended now would be the first that a slower one loses
   me.transport->close(true);
 }
 

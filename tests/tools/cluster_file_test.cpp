@@ -115,7 +115,8 @@ TEST(ClusterFile, ErrorsNameFileKeyAndExpectation) {
   } kCases[] = {
       {"/links/inter/latency_us", "x", "links.inter.latency_us is \"x\"; needs a number of at least 0"},
       {"/links/inter/latency_us", -1, "links.inter.latency_us is -1; needs a number of at least 0"},
-      {"/links/inter/latency_us", nullptr, "links.inter has no 'latency_us'"},
+      {"/links/inter/latency_us", nullptr,
+       "links.inter has no 'latency_us'; docs/plan.md says what a cluster file needs"},
       {"/links/intra/bytes_per_second", 0, "links.intra.bytes_per_second is 0; needs a number above 0"},
       {"/links/inter", nullptr, "links has no 'inter'; needs the link between hosts, or \"hosts\": 1"},
       {"/links/rack", nullptr, "links.spine joins racks; needs links.rack too"},

@@ -1,4 +1,4 @@
-// The launcher of ranks on several hosts: one ssh connection to each, which starts the ranks there (host_side.h).
+// The launcher of ranks on several hosts: one ssh connection to each, which starts the ranks there (host_connection.h).
 //
 // The ranks are numbered by host. When one fails, or a connection ends, the others get the same time as under the local
 // launcher, and the first cause is named with its host. A far side whose connection ends kills its ranks.

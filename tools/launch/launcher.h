@@ -31,7 +31,8 @@ inline constexpr const char* kFirstCause = "first-cause.txt";
 
 class HostControl;
 
-/// What a launcher on another host decides for the ranks of this one, if it starts ranks on several (host_side.h).
+/// What a launcher on another host decides for the ranks of this one, if it starts ranks on several
+/// (host_connection.h).
 struct HostPart {
   int first_rank = 0;  ///< global rank of the first one here
   int world_size = 1;

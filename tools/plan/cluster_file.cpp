@@ -36,7 +36,7 @@ class Fields {
     return json_.has(key);
   }
   JsonReader operator[](const std::string& key) {
-    known_.insert(key);
+    if (!has(key)) json_.fail("has no '" + key + "'; docs/plan.md says what a cluster file needs");
     return json_.at(key);
   }
   /// The number, at least `low`, or `otherwise`.
